@@ -33,7 +33,7 @@ from support.common.devices import device_and_dtype
 from support.common.errors import BadData, command_line, say_once
 from support.common.options import (
     DEFAULT_MODEL, Parser, config_changes, frame_rate, in_range, model_options,
-    positive_float, positive_int, trigger_options,
+    non_negative_int, positive_float, positive_int, trigger_options,
 )
 from support.common.progress import progress, say, say_when
 from support.common.text import without_secrets
@@ -160,7 +160,7 @@ class Stream:
         skip = self.first_frame                         # of a recording: these are narrated already
         open_video = partial(Video, options=options)
         if self.given.live:
-            open_video = partial(Camera, options=options)
+            open_video = partial(Camera, options=options, retries=args.retries)
             skip = 0
         frames, self.total, self.video = open_frames(
             source, narrator.config, encode, args.lookahead, largest, open_video, skip
@@ -200,8 +200,8 @@ def check_options(args: argparse.Namespace) -> None:
         if args.serve is not None:
             raise BadData("--serve shows one input; give one, or --html FOLDER for a page of each")
     if args.html and args.state:
-        raise BadData("--html with --state would be a page without what came before the last start; "
-                      "give one of the two")
+        raise BadData("--html with --state would be a page of what came after the last start; "
+                      "make it at the end, by python -m streams.page VIDEO JSONL --trace TRACE")
     if args.serve is not None and args.state and not args.jsonl:
         raise BadData("--serve with --state needs --jsonl FILE: after a restart, the page has the "
                       "earlier sentences from there")
@@ -376,6 +376,10 @@ def endless_options(parser: argparse._ArgumentGroup) -> None:
         "--live", action="store_true",
         help="http(s) or - (standard input) is live: newest pictures first, not all of them")
     parser.add_argument(
+        "--retries", type=non_negative_int, metavar="N",
+        help="give a live source up after it was opened again N times in a row without a picture "
+             "(default: never)")
+    parser.add_argument(
         "--source-option", type=source_option, action="append", default=[], metavar="NAME=VALUE",
         help="an option of FFmpeg for opening the input, such as rtsp_transport=udp")
     parser.add_argument(
@@ -434,5 +438,6 @@ def run_and_exit() -> None:
     try:
         main()
     except SystemExit as end:
-        sys.stdout.flush()
+        if sys.stdout is not None:                  # it is closed: python ... >&-
+            sys.stdout.flush()
         os._exit(end.code)

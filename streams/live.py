@@ -99,6 +99,8 @@ def address(source: str, given: dict[str, str]) -> tuple[str, str | None, dict[s
         file = "pipe:0"
 
     protocol = form or source.partition(":")[0].lower().removesuffix("s")       # rtsps, https
+    if protocol == "rtp":
+        protocol = "udp"                            # which carries it
     return file, form, LIVE_OPTIONS | OPTIONS.get(protocol, {}) | given
 
 
@@ -137,6 +139,7 @@ class Camera:
     fps         pictures to give per second, at most
     largest     scale pictures down so that no side is longer (pixels); None: keep their size
     options     of FFmpeg, beside ours
+    retries     how often in a row it is opened again without a picture; None: for ever
 
     arrived     when the present picture came (uptime)
     wall        the time of day when it came (time.time)
@@ -146,14 +149,15 @@ class Camera:
                 seconds without one, or three pictures where these are rare
     late        seconds from the arrival of a picture to its sentence: the newest, and the longest
 
-    A change of state is one line on stderr. Raises BadData if the source is not there at the start;
-    later, it is opened again for ever.
+    A change of state is one line on stderr. Raises BadData if the source is not there at the start,
+    or is given up.
     """
     frames = None                                   # as in Video; not known before
 
     def __init__(self, source: str, fps: float = 2.0, largest: int | None = None,
-                 options: dict[str, str] | None = None):
+                 options: dict[str, str] | None = None, retries: int | None = None):
         self.source = source
+        self.retries = retries
         self.fps = float(fps)
         self.largest = largest
         self.address = address(source, options or {})
@@ -285,6 +289,9 @@ class Camera:
                 raise BadData(f"{self.name}: no pictures ({reason}); check the source")
 
             failures = 1 if self.decoded > decoded_before else failures + 1
+            if self.retries is not None and failures > self.retries:
+                raise BadData(f"{self.name}: no pictures at attempt {failures} ({reason}); "
+                              f"check the source")
             if failures == 1:
                 self.say(f"no pictures ({reason}); trying again")
             self.closed.wait(min(LONGEST_PAUSE, 2 ** (failures - 1)))

@@ -2,6 +2,7 @@
 by frame.
 
     python stream.py toy/kitchen.mp4 --html kitchen.html
+    python -m streams.page VIDEO NARRATIONS.jsonl --trace TRACE.jsonl -o kitchen.html
 
 The page is page.html with the data in it; it needs no network and no server. Beside the video and
 its sentences it shows p([SKIP]) and the context of every frame: prompt, kept sentences, memory
@@ -16,27 +17,26 @@ import html
 import json
 import os
 import re
+from array import array
 from collections import deque
+from math import isnan, nan
 from pathlib import Path
 from urllib.parse import quote
 
-from support.files.video import small_copy
+from support.common.disk import check_distinct, expecting, read_jsonl, write_text
+from support.common.errors import BadData, command_line
+from support.common.options import Parser
+from support.files.video import COPY_SIZE, Video, small_copy
 
 KEPT = 172_800                          # rows that a page has at most: a day at 2 frames a second
 SENTENCES_KEPT = 20_000
 ASSISTANT = 2                           # tokens of "Assistant:"
 END = 2                                 # tokens after the words of a narration: EOT and newline
 TEMPLATE = Path(__file__).with_suffix(".html")
-SMALL = 20_000_000                      # bytes of a video of which the page has a copy
+SMALL = 2_000_000                       # bytes of a video of which the page has a copy
 # columns of the page, and their names in a trace
-COLUMNS = {
-    "p": "p_skip",
-    "theta": "theta",
-    "time": "time",
-    "position": "position",
-    "text": "text_tokens",
-    "visual": "visual_tokens",
-}
+NUMBERS = {"p": "p_skip", "theta": "theta", "time": "time"}         # or None
+COUNTS = {"position": "position", "text": "text_tokens", "visual": "visual_tokens"}
 
 
 class Record:
@@ -45,8 +45,8 @@ class Record:
     fps         frames a second
     sizes       tokens of the prompt, of the memory with its brackets, and of a frame with its
                 [SKIP]; {}: not known
-    columns     by name, a number for each row, or None: frame 0 has no p, and the time (s) of a
-                recording follows from the frame's number
+    columns     by name, a number for each row: a day has to be small. A time (s) is not known (nan)
+                where it follows from the frame's number
     last        the newest frame
     narrations  each with its `size` in tokens, and how many are `kept` for the segment after it; of
                 the toy, what the memory says of each of the `places` after it (toy/places.py), and
@@ -58,7 +58,8 @@ class Record:
     def __init__(self):
         self.fps = 2.0
         self.sizes = {}
-        self.columns = {name: deque(maxlen=KEPT) for name in COLUMNS}
+        self.columns = {name: array("d") for name in NUMBERS}
+        self.columns |= {name: array("q") for name in COUNTS}
         self.last = -1
         self.narrations = deque(maxlen=SENTENCES_KEPT)
         self.restarts = deque(maxlen=SENTENCES_KEPT)
@@ -70,13 +71,15 @@ class Record:
         Returns the event for the page. The last frame of a file may come twice: the second row
         replaces the first.
         """
-        values = {name: row.get(in_trace) for name, in_trace in COLUMNS.items()}
+        values = {name: row.get(in_trace) for name, in_trace in (NUMBERS | COUNTS).items()}
         if values["p"] is not None:
             values["p"] = round(values["p"], 4)
         for name, column in self.columns.items():
             if row["frame"] == self.last:
                 column.pop()
-            column.append(values[name])
+            column.append(nan if values[name] is None else values[name])
+            if len(column) > KEPT:
+                del column[0]
         self.last = row["frame"]
 
         event = {"row": {"frame": row["frame"], **values}}
@@ -112,7 +115,9 @@ class Record:
 
         live: where and how the page goes on (serve.py); None: it does not
         """
-        rows = {name: list(column) for name, column in self.columns.items()}
+        rows = {name: self.columns[name].tolist() for name in COUNTS}
+        for name in NUMBERS:
+            rows[name] = [None if isnan(value) else value for value in self.columns[name]]
         rows["first"] = self.last - len(rows["p"]) + 1
         return {"fps": self.fps, "said": list(self.narrations), "rows": rows, "sizes": self.sizes,
                 "restarts": list(self.restarts), "kitchen": self.kitchen, "live": live}
@@ -131,11 +136,78 @@ def make_page(title: str, content: dict, video: str | None = None) -> str:
     return re.sub(r"@(title|video|data)@", lambda match: values[match[1]], page)
 
 
-def video_source(video: Path, page: Path) -> str:
-    """Where the page has its video from: from a copy in itself, if the video is small; else from
-    the video's address, relative to the page.
+def video_source(video: Path, page: Path, embed: bool = False) -> str:
+    """Where the page has its video from: from a copy in itself, if the video is small or `embed`
+    says so; else from the video's address, relative to the page.
     """
-    if video.stat().st_size <= SMALL:
+    if embed or video.stat().st_size <= SMALL:
         return f"data:video/mp4;base64,{base64.b64encode(small_copy(video)).decode()}"
+    return video_address(video, page)
+
+
+def video_address(video: Path, page: Path) -> str:
+    """The address of the video, relative to the page."""
     relative = Path(os.path.relpath(video.resolve(), page.resolve().parent)).as_posix()
     return quote(os.fsencode(relative))                         # it may be no UTF-8
+
+
+# ---------------------------------------------------------------------- files of stream.py
+
+def read_record(narrations: Path, trace: Path, video: Path | None = None) -> Record:
+    """Read stream.py's --jsonl and --trace of one video.
+
+    BadData if a line lacks a field, or if the files are not of the same stream.
+    """
+    record = Record()
+    sentences = read_jsonl(narrations)
+    rows = read_jsonl(trace)
+    with expecting(narrations, "the --jsonl of stream.py"):
+        first = sentences[0]
+        record.fps = (first["frame"] + 1) / first["end"]        # frame f ends at (f + 1) / fps
+        sentence_at = {sentence["frame"]: sentence for sentence in sentences}
+
+    with expecting(trace, "the --trace of stream.py"):
+        record.sizes = rows[0]["sizes"]
+        if "places" in rows[0]:                         # frame 0 always narrates
+            from toy.places import kitchen_of
+            record.kitchen = kitchen_of(video)
+        if len(rows) > 1 and rows[-1]["frame"] == rows[-2]["frame"]:
+            del rows[-2]                    # the last frame was decided twice: its last row counts
+        if [row["frame"] for row in rows] != list(range(len(rows))):
+            raise BadData(f"{trace}: is of several streams, or lines are missing")
+        if list(sentence_at) != [row["frame"] for row in rows if row["narrate"]]:
+            raise BadData(f"{trace}: is not of the same stream as {narrations}: "
+                          f"the frames with a sentence differ")
+        for row in rows:
+            record.add(row, sentence_at.get(row["frame"]))
+    return record
+
+
+def main():
+    parser = Parser(prog="python -m streams.page",
+                    description="Make a page of a video and its narrations.")
+    parser.add_argument("video", help="a video that browsers play, such as .mp4 (H.264)")
+    parser.add_argument("narrations", help="stream.py's --jsonl")
+    parser.add_argument("--trace", metavar="FILE", required=True, help="stream.py's --trace")
+    parser.add_argument("--embed", action="store_true",
+                        help=f"put a copy of the video into the page, as is done anyway with a "
+                             f"video of at most {SMALL / 1e6:g} MB: at most {COPY_SIZE} pixels "
+                             f"wide or high, without sound")
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the page")
+    args = parser.parse_args()
+
+    def run():
+        video = Path(args.video)
+        output = Path(args.output)
+        Video(video)                                # BadData if it is missing, or no video
+        check_distinct(video, args.narrations, args.trace, output)
+        record = read_record(Path(args.narrations), Path(args.trace), video)
+        source = video_source(video, output, args.embed)
+        write_text(output, make_page(video.name, record.content(), source))
+        print(f"written: {output}")
+
+    command_line(run)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,11 +5,12 @@
     /frame.jpg      the newest picture, as the vision encoder got it
 
 The stream only puts a line into a list and wakes the clients' threads. Each client has a thread of
-its own, so none delays a narration. One that has missed events loads the page again.
+its own, and what takes time is made once for all of them, so no client delays a narration. One that
+has missed events loads the page again.
 
 Read only, and for this machine only: the server listens at 127.0.0.1. The Host header must say so,
-too, because a foreign page could give its own name this address. And a browser must not say that
-another page asks (Sec-Fetch-Site): no other one may show the camera.
+too, because a foreign page could give its own name this address. And what a browser says of where a
+request comes from must be this page: no other one may show the camera.
 """
 from __future__ import annotations
 
@@ -18,11 +19,12 @@ import re
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 
 import numpy as np
 from PIL import Image                   # it comes with matplotlib
@@ -57,6 +59,8 @@ class Page(AbstractContextManager):
         self.count = 0                              # of all events
         self.ended = False
         self.picture = None                         # the newest, uint8 [H, W, 3]
+        self.making = Lock()                        # of `bodies`
+        self.bodies = {}                            # {path: (when it was made, the bytes)}
 
     def remember(self, jsonl: str) -> None:
         """Take the sentences of before a restart from the --jsonl file.
@@ -81,6 +85,15 @@ class Page(AbstractContextManager):
         if self.path and self.record.last >= 0:
             video = video_source(self.video, Path(self.path)) if self.video else None
             write_text(self.path, make_page(self.title, self.record.content(), video))
+
+    def body(self, path: str, make: Callable[[], bytes], seconds: float) -> bytes:
+        """What make() gives, made anew after some seconds, however many clients ask for it."""
+        with self.making:
+            made, body = self.bodies.get(path, (-seconds, b""))
+            if time.monotonic() - made >= seconds:
+                body = make()
+                self.bodies[path] = time.monotonic(), body
+            return body
 
     def html(self) -> bytes:
         """The page as it is served."""
@@ -122,6 +135,7 @@ def serve(page: Page, port: int) -> str:
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 1000                       # viewers that come at once
 
     def handle_error(self, request, client_address) -> None:
         """A client that has left is no error."""
@@ -141,19 +155,25 @@ class Handler(BaseHTTPRequestHandler):
         if not self.is_own():
             self.send_error(403)
         elif name == "/":
-            self.answer("text/html; charset=utf-8", page.html())
+            self.answer("text/html; charset=utf-8", page.body(name, page.html, 1.0))
         elif name == "/events":
             self.send_events(page, query)
         elif name == "/frame.jpg" and page.picture is not None:
-            self.answer("image/jpeg", page.jpeg())
+            self.answer("image/jpeg", page.body(name, page.jpeg, 0.1))
         else:
             self.send_error(404)
 
     def is_own(self) -> bool:
         """Whether a request is for this machine, and from nowhere else than its own page."""
-        name = self.headers.get("Host", "").partition(":")[0]
-        site = self.headers.get("Sec-Fetch-Site", "none")       # none: the address was typed
-        return name in (HOST, "localhost") and site in ("none", "same-origin")
+        host = self.headers.get("Host", "")
+        if host.partition(":")[0] not in (HOST, "localhost"):
+            return False
+        page = f"http://{host}"
+        site = self.headers.get("Sec-Fetch-Site", "none")
+        origin = self.headers.get("Origin", page)
+        referer = self.headers.get("Referer", page + "/")
+        return (site in ("none", "same-origin") and origin == page
+                and referer.startswith(page + "/"))
 
     def answer(self, kind: str, body: bytes = b"") -> None:
         """Send the head, and the body; without one, what follows is a stream."""

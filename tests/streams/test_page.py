@@ -32,6 +32,7 @@ from support.files.video import Video, small_copy
 from toy.places import kitchen_of, words_of_memory
 from toy.probe import PLAIN, name_of_thing
 from toy.world import Kitchen
+from test_commands import call
 from test_live import until
 
 KITCHEN = ROOT / "toy" / "kitchen.mp4"
@@ -159,6 +160,22 @@ def test_a_record_is_bounded(trace, said, monkeypatch):
     assert page.title == "rtsp://10.0.0.7/..."
 
 
+@pytest.mark.parametrize("change, message", [
+    (lambda said, trace: said.pop(), "differ"),
+    (lambda said, trace: said[0].update(end="x"), "--jsonl of stream.py"),
+    (lambda said, trace: said.clear(), "--jsonl of stream.py"),
+    (lambda said, trace: trace.pop(3), "lines are missing"),
+    (lambda said, trace: trace.extend(trace[:9]), "of several streams"),
+    (lambda said, trace: trace[5].update(p_skip="x"), "--trace of stream.py"),
+], ids=["a sentence less", "no time", "empty", "a row less", "two runs", "no number"])
+def test_files_that_do_not_fit_get_one_line(trace, said, tmp_path, change, message):
+    said = [dict(sentence) for sentence in said]
+    trace = [dict(row) for row in trace]
+    change(said, trace)
+    with pytest.raises(BadData, match=message):
+        player.read_record(lines(tmp_path / "n", said), lines(tmp_path / "t", trace))
+
+
 def video_of(page: str, path: Path) -> bytes | str:
     """The video that a page holds, which is also written to `path`; or the address of one."""
     source = re.search(r'<video id="video" src="([^"]*)"', page)[1]
@@ -168,21 +185,40 @@ def video_of(page: str, path: Path) -> bytes | str:
     return path.read_bytes()
 
 
-def test_a_small_video_is_in_the_page_and_a_large_one_beside_it(tmp_path, monkeypatch):
-    """The copy has the same pictures."""
+def test_command_line(kitchen, tmp_path, monkeypatch):
+    """A small video is in the page, as a copy with the same pictures; a large one only with
+    --embed."""
+    jsonl = kitchen / "jsonl"
     page = tmp_path / "p.html"
-    page.write_text(player.make_page("", {}, player.video_source(KITCHEN, page)))
-    assert len(video_of(page.read_text(), tmp_path / "copy.mp4")) < KITCHEN.stat().st_size / 4
+
+    def run(*words):
+        words = *words, "--trace", kitchen / "trace"
+        return call(player, [str(word) for word in words])
+
+    def written():
+        return video_of(page.read_text(), tmp_path / "copy.mp4")
+
+    assert run(KITCHEN, jsonl, "-o", page)[0] == 0
+    assert page.stat().st_size < 400_000
+    assert len(written()) < KITCHEN.stat().st_size / 4
     copies = list(Video(tmp_path / "copy.mp4"))
     assert len(copies) == 304
     for original, copy in zip(Video(KITCHEN), copies):
         assert np.abs(original.astype(int) - copy).mean() < 12          # of 255
 
     source = tmp_path / "a & b'.mp4"
-    source.touch()
-    monkeypatch.setattr(player, "SMALL", -1)
-    page.write_text(player.make_page("", {}, player.video_source(source, page)))
-    assert video_of(page.read_text(), tmp_path / "copy.mp4") == "a%20%26%20b%27.mp4"
+    source.write_bytes(KITCHEN.read_bytes())
+    monkeypatch.setattr(player, "SMALL", 1000)
+    assert run(source, jsonl, "-o", page)[0] == 0
+    assert written() == "a%20%26%20b%27.mp4"
+    assert len(embedded(page.read_text())["said"]) == len(read_jsonl(jsonl))
+    assert run(source, jsonl, "--embed", "-o", page)[0] == 0
+    assert len(written()) > 1000
+
+    assert run(tmp_path / "none.mp4", jsonl, "-o", page)[0] == 1
+    assert run(jsonl, jsonl, "-o", page)[0] == 1           # no video
+    assert run(KITCHEN, jsonl, "-o", jsonl)[0] == 1
+    assert run(KITCHEN)[0] == 2
 
 
 def test_a_copy_has_even_sides_and_the_pace_of_the_video(tmp_path):
@@ -204,8 +240,13 @@ def test_a_copy_has_even_sides_and_the_pace_of_the_video(tmp_path):
 
 
 def test_stream_writes_and_serves_the_same_page(kitchen, tmp_path):
+    """--html of stream.py is the page of the command line above."""
+    record = player.read_record(kitchen / "jsonl", kitchen / "trace", KITCHEN)
     page = (kitchen / "page.html").read_text()
+    # x264 need not write the same bytes twice
     assert len(video_of(page, tmp_path / "copy.mp4")) > 10_000
+    source = re.search(r'<video id="video" src="([^"]*)"', page)[1]
+    assert page == player.make_page("kitchen.mp4", record.content(), source)
     assert (kitchen / "served frame.jpg").read_bytes()[:2] == b"\xff\xd8"
     in_file = embedded(page)
     in_served = embedded((kitchen / "served ").read_text())
@@ -641,9 +682,13 @@ def test_what_the_server_answers(trace, said, tmp_path):
 @pytest.mark.parametrize("headers, code", [
     ({}, 200),
     ({"Sec-Fetch-Site": "none"}, 200),                          # its address was typed
-    ({"Sec-Fetch-Site": "same-origin"}, 200),
+    ({"Sec-Fetch-Site": "same-origin", "Origin": "{page}", "Referer": "{page}/"}, 200),
     ({"Sec-Fetch-Site": "cross-site"}, 403),
     ({"Sec-Fetch-Site": "same-site"}, 403),                     # another server of this machine
+    ({"Origin": "https://evil.example"}, 403),
+    ({"Origin": "null"}, 403),
+    ({"Referer": "https://evil.example/{page}/"}, 403),
+    ({"Referer": "{page}.evil.example/"}, 403),
 ], ids=str)
 def test_no_other_page_may_show_the_camera(headers, code):
     """Nor anything else of it."""
@@ -651,6 +696,7 @@ def test_no_other_page_may_show_the_camera(headers, code):
     camera.picture = np.full((31, 45, 3), 200, np.uint8)
     camera.ended = True
     url = serve.serve(camera, 0)
+    headers = {name: value.format(page=url.rstrip("/")) for name, value in headers.items()}
     for path in ("/", "/frame.jpg", "/events"):
         assert ask(url, path, **headers)[0] == code
 
