@@ -180,15 +180,14 @@ def test_published_weights_are_fine_tuned(tmp_path):
 
 
 def test_a_new_narrator_takes_vision_model_and_rate_of_the_features(tmp_path):
-    both = {"a": 10, "b": 10}
-    slow = make_folder(tmp_path / "slow", both, width=16, fps="1.0", vision="some/model")
+    slow = make_folder(tmp_path / "slow", {"a": 5, "b": 5}, width=16, fps="1.0", vision="some/model")
     with pytest.raises(BadData, match="1 frames a second, the narrator needs 2"):
         train_on(slow, tmp_path / "no", init=str(TOY))
     out = tmp_path / "out"
     train_on(slow, out, llm=str(TOY / "llm"), epochs=1.0, memory_heads=2, memory_tokens=4, lora_rank=4)
     config = load(str(out)).config
     assert (config.fps, config.vision) == (1.0, "some/model")
-    fast = make_folder(tmp_path / "fast", both, width=16, vision="some/model")
+    fast = make_folder(tmp_path / "fast", {"a": 10, "b": 10}, width=16, vision="some/model")
     message = command("stream", "--data", fast, "--model", out, ok=False)
     assert "2 frames a second, the narrator needs 1" in message
 
