@@ -463,7 +463,7 @@ def assert_refused(words, *messages):
     ("a.mp4 --vision ./nowhere", "vision model './nowhere' cannot be loaded"),
     ("a.mp4 --vision owner/nowhere", "vision model 'owner/nowhere' cannot be loaded"),
     ("a.mp4 x.safetensors --serve", "--serve shows one input"),
-    ("a.mp4 --html p.html --state s", "would be a page without"),
+    ("a.mp4 --html p.html --state s", "would be a page of what came after"),
     ("a.mp4 --serve --state s", "--serve with --state needs --jsonl FILE"),
     ("lavfi:testsrc --lookahead 2", "--pace and --lookahead are for recordings; lavfi:testsrc is live"),
     ("lavfi:testsrc camera", "start a process for each"),

@@ -82,7 +82,7 @@ def test_each_feature_file_is_looked_at_once(tmp_path, monkeypatch):
     opened = []
     real = features.open_features
     monkeypatch.setattr(features, "open_features",
-                        lambda path, name: opened.append(path.stem) or real(path, name))
+                        lambda path, *name: opened.append(path.stem) or real(path, *name))
     samples = list(data.load_dataset("ego4d", str(tmp_path), "train"))
     assert len(samples) == 12
     train_command.check_samples(samples, tiny(width=16).config)
