@@ -3,6 +3,7 @@
     python -m experiments.tables                     all results that are there
     python -m experiments.tables T5 T13              train and evaluate what these lack; show them
     python -m experiments.tables T5 --show           only show them
+    python -m experiments.tables --list              how many results each has, and should have
     python -m experiments.tables --page              write all into README.md and earlier.md
 
 Trained narrators and predictions are kept in --output; an interrupted run goes on where it stopped.
@@ -15,7 +16,7 @@ import re
 from pathlib import Path
 
 from experiments.paper import TABLES
-from experiments.runs import FOLDER, carry_out, needed
+from experiments.runs import FOLDER, carry_out, needed, result
 from experiments.show import markdown
 from support.common.disk import write_text
 from support.common.errors import BadData, command_line
@@ -36,10 +37,26 @@ def update_pages() -> None:
         write_text(page, text)
 
 
+def list_tables(names: list[str]) -> None:
+    """Print how many results each table has, of how many."""
+    for name in names:
+        table = TABLES[name]
+        line = f"{name:13} {table.title}: "
+        if table.dated:
+            print(line + f"the page has that of commit {table.dated}")
+            continue
+        experiments = needed(table)
+        made = [experiment for experiment in experiments if result(experiment)]
+        print(line + f"{len(made)} of {len(experiments)} results")
+
+
 def run_tables(args: argparse.Namespace) -> None:
     for name in args.names:
         if name not in TABLES:
             raise BadData(f"there is no table {name}; choose of {', '.join(TABLES)}")
+    if args.list:
+        list_tables(args.names or list(TABLES))
+        return
     if args.page:
         update_pages()
         return
@@ -61,6 +78,7 @@ def main():
                         help="show what is there of the named tables, and run nothing")
     action.add_argument("--page", action="store_true",
                         help="only write all tables of README.md and earlier.md anew")
+    action.add_argument("--list", action="store_true", help="only say how many results there are")
     parser.add_argument("--seeds", nargs="+", type=non_negative_int, metavar="N",
                         help="trainings to make; default: those of each row (paper.json)")
     parser.add_argument("--output", default=FOLDER,

@@ -105,14 +105,14 @@ def test_every_file_says_what_it_is(path):
 BUDGET = {
     "the six files": 15_300,                   # each of them is its script
     "support": 32_750,                         # marks of what something was made of
-    "experiments": 11_300,
+    "experiments": 11_450,
     "streams": 14_500,                         # passes as CUDA graphs, and what has been learned
     "toy": 13_450,
     "commands": 12_150,
     "baselines": 6_500,                        # caches that are compared, and moved keys
     "docs": 3_950,
 }
-WHOLE = 109_700
+WHOLE = 109_800
 
 
 def test_no_room_is_larger_than_its_budget():

@@ -183,6 +183,7 @@ def test_tables_show_means_deviations_and_intervals(monkeypatch, tmp_path, secon
     if claim:
         expected += ["", f"* first - second, words: {claim}"]
     assert complete("--show").splitlines() == expected
+    assert f"{2 + len(second)} of 4 results" in complete("--list")
 
 
 def test_refusals(monkeypatch):
