@@ -143,7 +143,7 @@ def evaluate(
         if any(truth.annotators):
             alignment, pairs[name] = measure_video(truth, predictions[name])
             pace = measure_pace(truth, predictions[name])
-            each[name] = alignment | pace | {"narrations": len(pairs[name])}
+            each[name] = alignment | pace
     if not pairs:
         raise BadData("there is nothing to score: no video has a true narration")
 
@@ -160,12 +160,14 @@ def evaluate(
     }
     result |= corpus
     result.setdefault("meteor", None)
-    for measure in alignment | pace:
+    first_video = next(iter(each.values()))     # all have the same measures
+    for measure in first_video:
         values = [measures[measure] for measures in each.values()]
         result[measure] = average([value for value in values if value is not None])
     begin = 0                                  # of the video's pairs among those of all videos
     for name, matched in pairs.items():
         end = begin + len(matched)
+        each[name]["narrations"] = len(matched)
         for score, values in captions.items():
             each[name][score] = average(values[begin:end])
         begin = end

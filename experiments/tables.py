@@ -41,13 +41,10 @@ def list_tables(names: list[str]) -> None:
     """Print how many results each table has, of how many."""
     for name in names:
         table = TABLES[name]
-        line = f"{name:13} {table.title}: "
-        if table.dated:
-            print(line + f"the page has that of commit {table.dated}")
-            continue
         experiments = needed(table)
         made = [experiment for experiment in experiments if result(experiment)]
-        print(line + f"{len(made)} of {len(experiments)} results")
+        dated = f"; the page has that of commit {table.dated}" if table.dated else ""
+        print(f"{name:13} {table.title}: {len(made)} of {len(experiments)} results{dated}")
 
 
 def run_tables(args: argparse.Namespace) -> None:

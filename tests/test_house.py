@@ -103,7 +103,7 @@ def test_every_file_says_what_it_is(path):
 # What a reader has to take in: nodes of the syntax trees, not lines, so that nothing is won by
 # folding two thoughts into one line. A commit that needs more raises the number, and says why.
 BUDGET = {
-    "the six files": 15_300,                   # each of them is its script
+    "the six files": 15_350,                   # each of them is its script
     "support": 32_750,                         # marks of what something was made of
     "experiments": 11_450,
     "streams": 14_500,                         # passes as CUDA graphs, and what has been learned
@@ -112,7 +112,7 @@ BUDGET = {
     "baselines": 6_500,                        # caches that are compared, and moved keys
     "docs": 3_950,
 }
-WHOLE = 109_800
+WHOLE = 109_850
 
 
 def test_no_room_is_larger_than_its_budget():

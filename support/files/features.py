@@ -358,7 +358,10 @@ class Store:
         if file.is_file():
             with expecting(file, '{video: {"duration": seconds, "path": file}, ...}'):
                 for video, entry in read_json(file).items():
-                    self.index[video] = float(entry["duration"]), Path(entry["path"])
+                    duration, name = entry["duration"], entry["path"]
+                    if not duration > 0:
+                        raise ValueError(f"{duration} is no duration")
+                    self.index[video] = duration, Path(name)
         # listed once, because a large folder is slow to list
         self.folders = [root, root / "features", *sorted((root / "features").glob("*/"))]
         self.found = {}                        # video -> its features: many tracks have one video
