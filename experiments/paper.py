@@ -68,6 +68,8 @@ TRAININGS = {
     "tokenmlp-longer": Training(f"--memory tokenmlp {ALL} {LARGE_BANK}", LONGER),
     "retnet-longer": Training(f"--memory retnet {ALL}", LONGER),
     "mimetic-longer": Training(ALL, LONGER),
+    "writing-longer": Training(f"--memory writing {ALL}", LONGER),
+    "delta-longer": Training(f"--memory delta {ALL}", LONGER),
     "mimetic-c-longer": Training("--last-k 10", LONGER),
     "mimetic-lora-frozen": Training(ALL, f"{LONGER} --freeze-lora"),
     "mimetic-frozen": Training(ALL, f"{LONGER} --freeze-memory"),
