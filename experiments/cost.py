@@ -11,15 +11,12 @@ stream      FlowNar, FlowNar-C and the baselines VideoLLM-online and VideoLLM-Mo
             computes. Sizes matter here, values of weights do not. The frames are made beforehand
 training    the loss of one video and its gradient
 
-"ms a frame" and "ms a word" are of the passes of the language model that read a frame, and a word of
-a narration (without guessed words). Bytes in use are those of keys and values in the cache, of
-CLAM's state and of memory tokens. A window is the number of frames after which speed and memory are
-reported.
+Bytes in use are those of keys and values in the cache, of CLAM's state and of memory tokens. A window
+is the number of frames after which speed and memory are reported.
 """
 import argparse
 import json
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import cycle, islice
@@ -132,22 +129,6 @@ def random_frames(narrator: nar.Narrator, frames: int) -> Iterator[Tensor]:
     return islice(cycle(list(pool)), frames)
 
 
-def time_passes(context: stream.Context) -> Counter:
-    """Seconds that the context spends in passes with frames, and word by word, from now on."""
-    seconds = Counter()
-    feed = context.feed
-
-    def timed(tokens: nar.Tokens, x: Tensor | None = None) -> Tensor:
-        began = time.perf_counter()
-        logits = feed(tokens, x)
-        synchronise(context.narrator.llm.device)       # a GPU works on after the call has returned
-        seconds["word" if x is None else "frame"] += time.perf_counter() - began
-        return logits
-
-    context.feed = timed
-    return seconds
-
-
 def state_bytes(context: stream.Context) -> int:
     """Bytes of a stream's memories: their states, and the tokens read from them."""
     tensors = [context.state]
@@ -165,7 +146,6 @@ def measure_stream(narrator: nar.Narrator, x: Iterable[Tensor], frames: int, win
     windows     of each: frames until its end, frames/s, and bytes in use at its end
     """
     context = open_stream(narrator, lookahead=lookahead, guesses=0)
-    passes = time_passes(context)
     given = given_narrations(narrator, frames)
     seconds = []                               # of each frame
     used = []                                  # bytes in use after each frame
@@ -185,12 +165,9 @@ def measure_stream(narrator: nar.Narrator, x: Iterable[Tensor], frames: int, win
     for end in range(window, frames + 1, window):
         windows.append({"frames": end, "fps": window / sum(seconds[end - window:end]),
                         "used_bytes": used[end - 1]})
-    words = len(given) * (SENTENCE + 1)                                # with "Assistant:"
     return {
         "frames": frames,
         "fps": frames / sum(seconds),
-        "ms_a_frame": 1e3 * passes["frame"] / frames,
-        "ms_a_word": 1e3 * passes["word"] / words,
         "cache_tokens": most_tokens,
         "cache_mb": used[-1] / 1e6,
         "windows": windows,
@@ -219,8 +196,6 @@ def lines_of_stream(costs: dict) -> dict:
         "cache and state, MB": costs["cache_mb"],
         "largest cache, tokens": costs["cache_tokens"],
         "frames/s": costs["fps"],
-        "ms a frame": costs["ms_a_frame"],
-        "ms a word": costs["ms_a_word"],
     }
     for window in costs["windows"]:
         lines[f"frames/s up to {window['frames']}"] = window["fps"]
@@ -293,16 +268,7 @@ def run_training(args: argparse.Namespace) -> None:
     }
     print_table([(args.variant, costs)])
     if args.json:
-        print_json(narrator, costs)
-
-
-def print_json(narrator: nar.Narrator, costs: dict) -> None:
-    """A line of JSON: what was measured, on which device, with which language model."""
-    llm = narrator.llm
-    name = torch.cuda.get_device_name(llm.device) if llm.device.type == "cuda" else "cpu"
-    where = {"device": name, "dtype": str(llm.dtype), "layers": llm.config.num_hidden_layers,
-             "width": llm.config.hidden_size}
-    print(json.dumps(where | costs), flush=True)
+        print(json.dumps(costs))
 
 
 # ------------------------------------------------------------------------------- the command line

@@ -12,7 +12,7 @@ run_cost = partial(command, main=cost.main)
 ONLINE = {"memory": "none", "prune": False}
 
 
-@pytest.mark.parametrize("changes", [{"last_k": 2}, ONLINE, {"last_k": 0, "narration_memory": 4}])
+@pytest.mark.parametrize("changes", [{"last_k": 2}, {"last_k": 0, "narration_memory": 4}])
 def test_bytes_in_use_are_those_of_all_that_a_stream_keeps(changes):
     """Keys and values of each token in each layer, in fp32, and the memories."""
     model = tiny(**changes).merge()
@@ -33,39 +33,29 @@ def test_bytes_in_use_are_those_of_all_that_a_stream_keeps(changes):
 
 @torch.no_grad()
 def test_macs_are_those_of_the_layers():
-    """Of the baseline without LoRA, against the sizes of the layers."""
-    model = tiny(**ONLINE).merge()
-    layers = sum(p.numel() for name, p in model.llm.named_parameters()
-                 if "layers" in name and p.dim() == 2)
-    narrations = list(cost.given_narrations(model, 16).items())
-    tokens = len(model.layout.sequence(narrations)) - 1            # the last one is not fed
-    assert layers * tokens < cost.macs(model, 16) < 1.4 * layers * tokens
-
-
-@torch.no_grad()
-def test_macs_of_baselines():
-    """VideoLLM-MoD saves the linear layers of the tokens that it skips, and some attention; a second
-    memory costs something."""
+    """Of the baseline without LoRA, against the sizes of the layers. VideoLLM-MoD saves the linear
+    layers of the tokens that it skips, and some attention."""
     online = tiny(**ONLINE).merge()
-    layer = sum(p.numel() for p in online.llm.model.layers[0].parameters() if p.dim() == 2)
-    saved = cost.macs(online, 16) - cost.macs(tiny(**ONLINE, mod_keep=0.2).merge(), 16)
-    assert 1 < saved / (2 * layer * 8 * 16) < 1.5
-    one = tiny(last_k=0).merge()
-    two = tiny(last_k=0, narration_memory=4).merge()
-    assert cost.macs(two, 16) > 1.02 * cost.macs(one, 16)
+    layers = sum(p.numel() for name, p in online.llm.named_parameters()
+                 if "layers" in name and p.dim() == 2)
+    narrations = list(cost.given_narrations(online, 8).items())
+    tokens = len(online.layout.sequence(narrations)) - 1           # the last one is not fed
+    counted = cost.macs(online, 8)
+    assert layers * tokens < counted < 1.4 * layers * tokens
+    layer = layers / online.llm.config.num_hidden_layers
+    saved = counted - cost.macs(tiny(**ONLINE, mod_keep=0.2).merge(), 8)
+    assert 1 < saved / (2 * layer * 8 * 8) < 1.5           # two layers skip 8 tokens of each frame
 
 
 def test_the_variants_of_a_stream(monkeypatch):
     monkeypatch.setattr(cost, "EVERY", 4)
     monkeypatch.setattr(cost, "SENTENCE", 3)
-    result = run_cost("stream", "--frames", 16, "--window", 8, "--json")
+    result = run_cost("stream", "--frames", 8, "--window", 4, "--json")
     assert result.keys() == cost.VARIANTS.keys()
     tokens = {name: costs["cache_tokens"] for name, costs in result.items()}
     assert tokens["FlowNar-C"] <= tokens["FlowNar"] < tokens["VideoLLM-online"]
     assert result["VideoLLM-MoD"]["cache_mb"] < result["VideoLLM-online"]["cache_mb"]
-    for costs in result.values():
-        assert costs["gmacs"] > 0
-        assert 0 < costs["ms_a_frame"] < 1e3 / costs["fps"]            # which has the words, too
+    assert all(costs["gmacs"] > 0 and costs["fps"] > 0 for costs in result.values())
 
 
 def printed(*options) -> dict[str, float]:

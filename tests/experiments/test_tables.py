@@ -17,7 +17,6 @@ from helpers import ROOT, TOY
 from support.common.errors import BadData
 from test_commands import module_and_arguments, parser_of
 from test_evaluate import command
-from toy import world
 
 ALL_TABLES = list(paper.TABLES.values())
 PAGES = [page.read_text() for page in tables.PAGES]
@@ -54,8 +53,6 @@ def test_narrators_share_a_base():
     base = f"--vision {paper.VISION} --llm {paper.LLM} --look {paper.LOOK}"
     for name in paper.TRAININGS.keys() - {"second", "second-tuned", "cls"}:
         assert base in " ".join(train_command(name, 1, "out")), name
-    for file in (paper.VISION, paper.LLM, paper.LOOK):
-        assert (ROOT / file).exists()
     assert "--init out/mimetic-longer-2" in " ".join(train_command("second-tuned", 2, "out"))
 
 
@@ -147,8 +144,7 @@ def test_a_table_is_completed_once(small, monkeypatch, tmp_path):
         assert "was made with train = python train.py --data toy" in error
 
 
-def test_a_command_is_run():
-    assert runs.run_command(["-c", "print(1)"]) == "1\n"
+def test_a_command_that_fails_is_named():
     with pytest.raises(BadData, match="this has failed, .*: python -c raise SystemExit"):
         runs.run_command(["-c", "raise SystemExit(2)"])
 
@@ -156,10 +152,8 @@ def test_a_command_is_run():
 @pytest.mark.parametrize("second, cells, claim", [
     ({0: 0.5}, "0.500 | 1",
      "+0.125 [-1.463, +1.713], seeds 2 and 1, cannot be told apart, of these trainings alone"),
-    ({0: 0.5, 1: 0.5}, "0.500 ± 0.000 | 2",
-     "+0.125 [-1.463, +1.713], seeds 2 and 2, cannot be told apart"),
     ({}, "- | 0", None),
-], ids=["one seed", "two seeds", "no result"])
+], ids=["one seed", "no result"])
 def test_tables_show_means_deviations_and_intervals(monkeypatch, tmp_path, second, cells, claim):
     """Of a table, T0, of two rows and two seeds with results that are made up."""
     monkeypatch.setattr(runs, "RESULTS", tmp_path / "results")
@@ -327,17 +321,8 @@ def test_results_are_of_a_commit_alone(tmp_path, monkeypatch):
         runs.carry_out(Experiment("online", "stream", "", 0), "out")
 
 
-def test_the_toy_is_that_of_the_results():
-    """Results of today's commands are results of today's worlds and base. Whoever changes these makes
-    all results anew, and raises the two hashes."""
-    digest = hashlib.sha256()
-    for name in ("plain", "idle", "still", "night", "hard", "second"):
-        for kitchen in world.kitchens("test", 5, world.WORLDS[name]):
-            narrations = [(narration.frame, narration.text) for narration in kitchen.narrations]
-            digest.update(repr(narrations).encode())
-            for frame in range(0, len(kitchen), 8):
-                digest.update(kitchen.render(frame).tobytes())
-    assert digest.hexdigest()[:12] == "c96aafe4587f"
+def test_the_base_is_that_of_the_results():
+    """Whoever changes it makes all results anew. (The worlds: toy/test_world.py.)"""
     digest = hashlib.sha256()
     for file in (f"{paper.VISION}/model.safetensors", f"{paper.LLM}/model.safetensors", paper.LOOK):
         digest.update((ROOT / file).read_bytes())

@@ -149,8 +149,8 @@ def assert_is_algorithm_2(narrator, frames, narrations):
 def test_of_a_random_narrator(last_k):
     model = tiny(last_k=last_k, grid=1, memory_tokens=3, max_new_tokens=3, theta=0.003,
                  theta_low=0.002, refractory=1.0)
-    x, _ = video(model, frames=10)
-    assert_is_algorithm_2(model, x, narrations=5)
+    x, _ = video(model, frames=8)
+    assert_is_algorithm_2(model, x, narrations=4)
 
 
 def test_of_the_bundled_narrator_in_its_kitchen():

@@ -49,7 +49,7 @@ def run(form, x, read_at, clam, state=None):
     return memory.detach(), last.detach(), gradients
 
 
-@pytest.mark.parametrize("bias", [-30.0, -9.0, 0.0, 4.0, 12.0])     # gates from 1e-13 to 1 - 6e-6
+@pytest.mark.parametrize("bias", [-30.0, 0.0, 12.0])        # gates from 1e-13 to 1 - 6e-6
 @pytest.mark.parametrize("lengths", [[1], [1, 1, 1], [10, 30, 20], [1, 300, 7], [0, 3, 0]])
 def test_chunked_is_recurrent(bias, lengths):
     assert_chunked_is_recurrent(make(bias=bias, width=16), lengths)
@@ -323,8 +323,8 @@ def test_cache_is_bounded():
     """C^nar: the prompt and k narrations; C^vid: one segment. Whatever the length of the video."""
     model = tiny(last_k=3)
     layout = model.layout
-    at = tuple(range(0, 100, 8))
-    x, narrations = video(model, frames=100, at=at)
+    at = tuple(range(0, 57, 8))
+    x, narrations = video(model, frames=57, at=at)
     _, steps, context = streamed_logits(model, x[:at[-1] + 1], narrations)
     prompt = len(layout.first()) - layout.J - len(layout.open + layout.close)
     longest = max(len(ids) for _, ids in narrations)

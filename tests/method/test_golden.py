@@ -1,4 +1,4 @@
-"""tests/golden: what the published implementation computed (tests/golden/make.py): CLAM (§3.3), its
+"""tests/golden: what the published implementation computed (docs/differences.md): CLAM (§3.3), its
 narrations (§3.4), its mask and its teacher forcing (§3.5), its scores (§4.1, App. B.5).
 
 Its language model knows 64 words only. That changes no narration, no cache, no mask, no difference

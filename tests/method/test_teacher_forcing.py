@@ -101,7 +101,7 @@ def test_how_early_or_late_a_segment_ends():
     or never, at the latest that is asked."""
     model = tiny()
     model.__class__ = Skipping
-    x, narrations = video(model, frames=30, at=(0, 6, 13, 17, 25, 29))
+    x, narrations = video(model, frames=20, at=(0, 4, 9, 12, 17, 19))
     segments = []                              # (begin, end, latest, p([SKIP]) after each frame)
     for n in range(1, len(narrations)):
         begin, _ = narrations[n - 1]
