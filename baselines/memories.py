@@ -14,7 +14,6 @@ allows.
     clam      [h, D/2h, D/h]      65,536                       and a gate for each key channel
     writing   [h, D/2h, D/h]      65,536                       and how much a head writes
     delta     [h, D/2h, D/h]      65,536                       and how much a head replaces
-    gateddelta [h, D/2h, D/h]     65,536                       and a gate for each head
 
 So equally many memory tokens are not equally large states.
 
@@ -302,15 +301,11 @@ class DeltaNet(CLAM):
         self.reset_parameters()
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """k of norm 1, v and log alpha [..., h, 1]: 0, because nothing fades."""
+        """[..., D] -> k of norm 1 [..., h, c], v [..., h, e], beta [..., h, 1], in fp32."""
         k = rearrange(self.w_k(x).float(), "... (h c) -> ... h c", h=self.heads)
         v = rearrange(self.w_v(x).float(), "... (h e) -> ... h e", h=self.heads)
-        log_alpha = x.new_zeros(*x.shape[:-1], self.heads, 1, dtype=torch.float32)
-        return F.normalize(k, dim=-1), v, log_alpha
-
-    def beta(self, x: Tensor) -> Tensor:
-        """[..., D] -> [..., h, 1], in fp32"""
-        return self.w_beta(x).float().sigmoid()[..., None]
+        beta = self.w_beta(x).float().sigmoid()[..., None]
+        return F.normalize(k, dim=-1), v, beta
 
     def recurrent(self, x: Tensor, read_at: Tensor,
                   state: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -319,11 +314,10 @@ class DeltaNet(CLAM):
             state = self.initial_state(len(x))
         states = [state]
         for x_j in x.unbind(1):                                         # [B, D]
-            k, v, log_gate = self.project(x_j)
-            faded = log_gate.exp()[..., None] * state                   # alpha S
-            held = (k[..., None] * faded).sum(-2)                       # k alpha S [B, h, e]
-            written = self.beta(x_j) * (v - held)
-            state = faded + k[..., None] * written[..., None, :]
+            k, v, beta = self.project(x_j)
+            held = (k[..., None] * state).sum(-2)                       # k S [B, h, e]
+            written = beta * (v - held)
+            state = state + k[..., None] * written[..., None, :]
             states.append(state)
         videos = torch.arange(len(x))
         at_read_outs = torch.stack(states, dim=1)[videos[:, None], read_at]
@@ -332,31 +326,22 @@ class DeltaNet(CLAM):
     def step(self, x: Tensor, state: Tensor) -> Tensor:
         """L tokens at once, CHUNK by CHUNK: x [B, L, D], state [B, h, c, e] -> the new state.
 
-        What each token writes depends on what those before it wrote: in a chunk, with gamma_i the
-        product of alpha_1 to alpha_i and S the state before the chunk, the
-        u_i = beta_i (v_i - k_i alpha_i S_{i-1}) solve
+        What each token writes depends on what those before it wrote: in a chunk, with S the state
+        before the chunk, the u_i = beta_i (v_i - k_i S_{i-1}) solve
 
-            u_i + beta_i sum_{j < i} gamma_i / gamma_j (k_i k_j) u_j = beta_i (v_i - gamma_i k_i S)
+            u_i + beta_i sum_{j < i} (k_i k_j) u_j = beta_i (v_i - k_i S)
 
-        and then S <- gamma_C S + sum_j (gamma_C / gamma_j) k_j^T u_j.
+        and then S <- S + sum_j k_j^T u_j.
         """
         assert len(x) == len(state), "each stream has its own state"
         for chunk in x.split(self.CHUNK, dim=1):
-            length = chunk.shape[1]
-            if length == 0:
+            if chunk.shape[1] == 0:
                 continue
-            k, v, log_gate = self.project(chunk)
-            k, v, log_gate, beta = (tensor.transpose(1, 2)              # [B, h, L, ..]
-                                    for tensor in (k, v, log_gate, self.beta(chunk)))
-            gamma = log_gate.cumsum(2).exp()
-            # log (gamma_i / gamma_j): a sum from j + 1 to i, not a difference of large sums
-            log_between = log_gate.expand(-1, -1, -1, length).tril(-1).cumsum(2)
-            between = log_between.exp().tril()
-            system = (beta * between * (k @ k.mT)).tril(-1)             # with ones on the diagonal
-            wanted = beta * (v - gamma * (k @ state))
+            k, v, beta = (tensor.transpose(1, 2) for tensor in self.project(chunk))    # [B, h, L, ..]
+            system = (beta * (k @ k.mT)).tril(-1)                       # with ones on the diagonal
+            wanted = beta * (v - k @ state)
             u = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
-            decayed = between[:, :, -1, :, None] * k
-            state = gamma[:, :, -1:] * state + decayed.mT @ u
+            state = state + k.mT @ u
         return state
 
     def chunked(self, x: Tensor, read_at: Tensor,
@@ -376,31 +361,10 @@ class DeltaNet(CLAM):
     forward = chunked
 
 
-class GatedDeltaNet(DeltaNet):
-    """The gated delta rule (Yang et al., 2024, arXiv 2412.06464): the state fades, too.
-
-        S_j = alpha_j S_{j-1} + beta_j k_j^T (v_j - k_j alpha_j S_{j-1})
-
-    alpha is one gate a head, sigmoid(W_gate x + b) as in ScalarGate. (The original computes it as
-    Mamba-2 does, exp(-A softplus(W x + b)).)
-    """
-
-    def __init__(self, width: int, M: int = 20, heads: int = 8, rank: int = 16, **options):
-        super().__init__(width, M, heads, **options)
-        to_rank = nn.Linear(width, rank, bias=False)
-        self.w_gate = nn.Sequential(to_rank, nn.Linear(rank, heads))
-        self.reset_parameters()
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        k, v, log_alpha = CLAM.project(self, x)
-        return F.normalize(k, dim=-1), v, log_alpha
-
-
 MEMORIES = {
     "clam": CLAM,
     "writing": WritingCLAM,
     "delta": DeltaNet,
-    "gateddelta": GatedDeltaNet,
     "scalar": ScalarGate,
     "retnet": RetNet,
     "tokenmlp": TokenMLP,

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 import narrator as nar
 from baselines import memories
 from baselines.memories import (
-    DeltaNet, GatedDeltaNet, KMeans, MovieChat, RecentFrames, RetNet, ScalarGate, TokenMLP,
-    WritingCLAM,
+    DeltaNet, KMeans, MovieChat, RecentFrames, RetNet, ScalarGate, TokenMLP, WritingCLAM,
 )
 from clam import CLAM
 from helpers import tiny, video
@@ -21,7 +20,7 @@ from test_equalities import assert_chunked_is_recurrent, assert_same, both_ways
 
 WIDTH, M, J = 32, 25, 10                       # frames do not fill the M places exactly
 LEARNED = {"clam": CLAM, "scalar": ScalarGate, "retnet": RetNet, "tokenmlp": TokenMLP,
-           "writing": WritingCLAM, "delta": DeltaNet, "gateddelta": GatedDeltaNet}
+           "writing": WritingCLAM, "delta": DeltaNet}
 GIVEN = {"kmeans": KMeans, "moviechat": MovieChat, "recent": RecentFrames}
 
 
@@ -255,7 +254,7 @@ def test_tokenmlp_by_hand():
 
 # ------------------------------------------------------------------ RetNet, one gate per head
 
-@pytest.mark.parametrize("name", ["retnet", "scalar", "writing", "delta", "gateddelta"])
+@pytest.mark.parametrize("name", ["retnet", "scalar", "writing", "delta"])
 @pytest.mark.parametrize("lengths", [[10, 30, 20], [1, 300, 7], [0, 3, 0]], ids=str)
 def test_chunked_is_recurrent_without_gates_per_channel(name, lengths):
     assert_chunked_is_recurrent(make(name), lengths)
@@ -318,16 +317,3 @@ def test_the_delta_rule_by_hand():
             memory.w_beta.bias.fill_(torch.logit(torch.tensor(beta), eps=1e-7))
             state = memory.step(key_value[None], memory.initial_state())
             assert torch.allclose(state[0, 0, :, 0], torch.tensor(held), atol=1e-5)
-
-
-def test_without_fading_the_gated_delta_rule_is_the_delta_rule():
-    gated = make("gateddelta")
-    plain = make("delta")
-    weights = {name: weight for name, weight in gated.state_dict().items() if "w_gate" not in name}
-    plain.load_state_dict(weights)
-    torch.nn.init.constant_(gated.w_gate[1].bias, 30)
-    x = torch.randn(1, 100, WIDTH)
-    read_at = torch.tensor([[10, 100]])
-    assert near(gated(x, read_at)[0], plain(x, read_at)[0])
-    torch.nn.init.constant_(gated.w_gate[1].bias, -30)         # only the last token is left
-    assert near(gated(x, read_at)[1], gated.step(x[:, -1:], gated.initial_state()))
