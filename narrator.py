@@ -517,19 +517,15 @@ class Narrator(nn.Module):
 
         state       of the memory before the video; None: the initial one
         """
-        x = rearrange(x, "t j d -> 1 (t j) d").to(self.connector[0].weight)
-        memory, _ = self.memory(x, self.read_at(narrations), state)
-        return memory
-
-    def read_at(self, narrations: Narrations) -> Tensor:
-        """After how many frame tokens M_t is read: at the end of each segment but the last [1, n].
-        """
         J = self.layout.J
-        tokens = [(frame + 1) * J for frame, _ in narrations[:-1]]          # after the whole frame
-        if self.config.readout == "cls":        # the authors' models: after the frame's CLS token
-            tokens = [frame * J + 1 for frame, _ in narrations[:-1]]
+        # after how many frame tokens it is read: after those of a segment's last frame
+        read_at = [(frame + 1) * J for frame, _ in narrations[:-1]]
+        if self.config.readout == "cls":        # the authors' models: after that frame's CLS token
+            read_at = [frame * J + 1 for frame, _ in narrations[:-1]]
+        x = rearrange(x, "t j d -> 1 (t j) d").to(self.connector[0].weight)
         # long: an empty list, of a single narration, would be a float tensor
-        return torch.tensor([tokens]).long()
+        memory, _ = self.memory(x, torch.tensor([read_at]).long(), state)
+        return memory
 
     def state_after(self, x: Tensor, narrations: Narrations) -> Tensor:
         """The state of the memory after frames x [T, J, D]. The narrations are not used here; a
