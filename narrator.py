@@ -253,24 +253,21 @@ class Layout:
         J: int,
         M: int,
         keep_newline: bool = False,
-        vocabulary: int | None = None,
     ):
         self.tokenizer = tokenizer
-        self.vocabulary = vocabulary        # rows of the language model's table of tokens
         self.J = J
         self.M = M
         self.frame_places = [FRAME] * J
         self.memory_places = [MEMORY] * M
         self.keep_newline = keep_newline    # of removed narrations, as the authors' FlowNar-C does
         bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-        checkpoint.check_tokens(bos, "the beginning of a text", vocabulary)
         self.prompt = bos + self.encode(SYSTEM + "\n\n")
         self.open = self.encode("[")
         self.close = self.encode("]\n")
         self.user = self.encode("User: " + INSTRUCTION)
         self.newline = self.encode("\n")
         self.assistant = self.encode("Assistant:")
-        self.eot = checkpoint.eot_id(tokenizer, vocabulary)
+        self.eot = checkpoint.eot_id(tokenizer)
         skip = self.encode(",")
         if len(skip) != 1:
             raise BadData("this tokenizer splits ','; use a Llama-like model")
@@ -279,8 +276,8 @@ class Layout:
             raise BadData("this tokenizer does not know ','; use a Llama-like model")
 
     def encode(self, text: str) -> list[int]:
-        """BadData if the tokenizer cannot encode it, or the language model lacks such tokens."""
-        return checkpoint.token_ids(self.tokenizer, text, self.vocabulary)
+        """BadData if the tokenizer cannot encode it."""
+        return checkpoint.token_ids(self.tokenizer, text)
 
     def encode_narrations(self, narrations: list[tuple[int, str]]) -> Narrations:
         """(frame, text) -> (frame, ids); a blank stands between "Assistant:" and the words."""
@@ -423,8 +420,7 @@ class Narrator(nn.Module):
             nn.Linear(hidden, hidden),
         )
         self.memory = MEMORIES[config.memory].from_config(config)
-        vocabulary = len(llm.get_input_embeddings().weight)
-        self.layout = Layout(tokenizer, config.J, self.memory.M, config.keep_newline, vocabulary)
+        self.layout = Layout(tokenizer, config.J, self.memory.M, config.keep_newline)
         lora.add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
         self.is_merged = False
         self.mark = ""            # of its checkpoint's weights; "": it was not loaded

@@ -73,7 +73,7 @@ class HistoryNarrator(Narrator):
                           f"twice {config.memory_heads} heads")
         super().__init__(llm, tokenizer, config)
         self.layout = HistoryLayout(config.narration_memory, tokenizer, config.J, self.memory.M,
-                                    config.keep_newline, self.layout.vocabulary)
+                                    config.keep_newline)
         self.narration_memory = CLAM(
             hidden,
             config.narration_memory,

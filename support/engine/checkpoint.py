@@ -364,8 +364,6 @@ def fetched(source: str, kind: str) -> Path:
 
 # of a model's settings, what changes with the program that wrote it, and how it is stored
 OF_FILES = ("transformers_version", "dtype", "torch_dtype")
-# the first that is there has the words of a language model
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def mark_of_model(source: str, kind: str) -> str:
@@ -387,8 +385,7 @@ def mark_of_model(source: str, kind: str) -> str:
     if kind == "vision":
         beside = str(pixel_settings(folder))
     else:
-        file = next((folder / name for name in TOKENIZERS if (folder / name).exists()), None)
-        beside = sha256(file.read_bytes()).hexdigest() if file else ""
+        beside = sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
     return digest_of(json.dumps([settings, tensors, beside], sort_keys=True))[:12]
 
 
@@ -455,10 +452,16 @@ def check_stored(folder: Path) -> None:
 
 
 def load_llm(source: str, dtype: torch.dtype = torch.float32):
-    """(causal LM, tokenizer) from a folder or hub id; on the processor."""
+    """(causal LM, tokenizer) from a folder or hub id; on the processor. BadData if the model lacks
+    tokens that the tokenizer gives.
+    """
     from transformers import AutoModelForCausalLM
     tokenizer = load_tokenizer(source)
     llm = load_weights(AutoModelForCausalLM, source, "llm", dtype)
+    rows = len(llm.get_input_embeddings().weight)
+    if len(tokenizer) > rows:
+        raise cannot_be_loaded(source, "llm", f"its tokenizer has {len(tokenizer)} tokens, and the "
+                                              f"model {rows}: are they of one model?")
     fuse_norms(llm)
     return llm, tokenizer
 
@@ -489,39 +492,25 @@ def faster_dtype(source: str) -> torch.dtype:
     return torch.bfloat16 if is_large(llm) and multiplies_bf16() else torch.float32
 
 
-def token_ids(tokenizer, text: str, vocabulary: int | None = None) -> list[int]:
+def token_ids(tokenizer, text: str) -> list[int]:
     """The ids of a text, without special tokens: what is written like one, as "</s>" in sentences of
-    another model, is text. BadData if the tokenizer cannot encode it, or the language model lacks
-    such tokens.
-
-    vocabulary      how many tokens the language model has; None: not known
+    another model, is text. BadData if the tokenizer cannot encode it.
     """
     try:
-        ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        if text and not ids:                    # a tokenizer without words
-            raise ValueError("is its tokenizer.json there?")
+        return tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     except Exception as error:                  # tokenizers raise errors of many types
         raise BadData(f"the tokenizer cannot encode {ascii(text)[:80]}: "
                       f"{first_line(error)}") from error
-    check_tokens(ids, ascii(text)[:80], vocabulary)
-    return ids
 
 
-def eot_id(tokenizer, vocabulary: int | None = None) -> int:
-    """The token that ends a narration; BadData if there is none (`token_ids`)."""
+def eot_id(tokenizer) -> int:
+    """The token that ends a narration; BadData if there is none."""
     token = tokenizer.eos_token_id
     if "<|eot_id|>" in tokenizer.get_vocab():   # Llama 3 ends a turn with a token of its own
         token = tokenizer.convert_tokens_to_ids("<|eot_id|>")
     if token is None:
         raise BadData("this tokenizer has no end-of-text token; use a Llama-like model")
-    check_tokens([token], "its end of text", vocabulary)
     return token
-
-
-def check_tokens(ids: list[int], what: str, vocabulary: int | None) -> None:
-    if vocabulary is not None and max(ids, default=0) >= vocabulary:
-        raise BadData(f"the tokenizer gives {what} the token {max(ids)}, but the language model "
-                      f"has {vocabulary} tokens; are its files those of the model?")
 
 
 def load_vision_model(source: str, dtype: torch.dtype = torch.float32):
@@ -544,13 +533,9 @@ def load_vision_model(source: str, dtype: torch.dtype = torch.float32):
     return model, *pixel_settings(model_folder(source, "vision"))
 
 
-# the steps of a preprocessor that do not change the numbers of a colour picture of the model's size
-HARMLESS_STEPS = {"do_resize", "do_center_crop", "do_pad", "do_convert_rgb", "do_reduce_labels"}
-
-
 def pixel_settings(folder: Path) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each colour [3], by which pictures from 0 to 1 become what a
-    vision model wants. BadData if its preprocessor does anything else with the colours.
+    vision model wants. BadData if its preprocessor scales the colours otherwise.
 
     As transformers, it takes those inside processor_config.json before preprocessor_config.json.
     """
@@ -560,12 +545,11 @@ def pixel_settings(folder: Path) -> tuple[Tensor, Tensor]:
         file = folder / "preprocessor_config.json"
         settings = read_object(file)
     with expecting(file, "the settings of a preprocessor, image_mean and image_std of 3 numbers"):
-        steps = {"do_rescale": True, "do_normalize": True} | settings
-        steps = {name for name, value in steps.items() if name.startswith("do_") and value}
+        is_scaled = settings.get("do_rescale", True) and settings.get("do_normalize", True)
         scale = 255 * settings.get("rescale_factor", 1 / 255)
-        if steps - HARMLESS_STEPS != {"do_rescale", "do_normalize"} or abs(scale - 1) > 1e-4:
-            raise BadData(f"{file}: colours are scaled by 1/255 and normalised here, and nothing "
-                          f"else; give another vision model")
+        if not is_scaled or abs(scale - 1) > 1e-4:
+            raise BadData(f"{file}: colours are scaled by 1/255 and normalised here; give another "
+                          f"vision model")
         mean = torch.tensor([float(number) for number in settings["image_mean"]])
         std = torch.tensor([float(number) for number in settings["image_std"]])
         if len(mean) != 3 or len(std) != 3:

@@ -47,13 +47,10 @@ def of_settings(llm: nn.Module) -> str | None:
     for kind in getattr(config, "layer_types", None) or []:
         if kind not in LAYERS:
             return f"has layers that do not see all tokens ({kind})"
-    given = getattr(config, "rope_parameters", None) or {}
-    # the settings of all layers, or of each kind of layers
-    ropes = [rope for rope in given.values() if isinstance(rope, dict)] or [given]
-    for rope in ropes:
-        kind = rope.get("rope_type", "default")
-        if kind not in ROTATIONS:
-            return f"has rotations that depend on the length of the context ({kind})"
+    rotations = getattr(config, "rope_parameters", None) or {}
+    kind = rotations.get("rope_type", "default")
+    if kind not in ROTATIONS:
+        return f"has rotations that depend on the length of the context ({kind})"
     return None
 
 
@@ -82,10 +79,10 @@ def difference_of(llm: nn.Module) -> str | None:
     segments = attention.Segments([0, 1, 1, 1], seen, llm)
     trained = run(0, 4, segments=segments, use_cache=False)[1:]
     # streaming: one token, then the two others, with a cache
-    causal = torch.ones(3, 3, dtype=torch.bool, device=llm.device).tril()[None, None]
     past = {name_of_cache(llm.model): DynamicCache(), "use_cache": True}
     begun = run(1, 2, **past)
-    went_on = run(2, 4, attention_mask=causal[..., 1:, :], **past)
+    seen = torch.tensor([[True, True, False], [True, True, True]])
+    went_on = run(2, 4, attention_mask=attention.mask_of_rows(seen, llm), **past)
     streamed = torch.cat([begun, went_on])
 
     both = torch.stack([trained, streamed])

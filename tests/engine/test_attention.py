@@ -23,11 +23,8 @@ def model_of(name, **changes):
     return model_class(config_class(**SIZES | {"pad_token_id": 0} | changes))
 
 
-@pytest.mark.parametrize("name, changes", [
-    ("Llama", {"num_key_value_heads": 4}), ("Qwen2", {}), ("Qwen3", {"head_dim": 8}),
-])
-def test_any_llama_like_model(name, changes, monkeypatch):
-    assert_both_forms_are_one(tiny(llm=model_of(name, **changes)), monkeypatch)
+def test_a_llama_like_model(monkeypatch):
+    assert_both_forms_are_one(tiny(llm=model_of("Qwen3", head_dim=8)), monkeypatch)
 
 
 @pytest.mark.parametrize("last_k", [None, 0, 3])
@@ -51,7 +48,7 @@ def test_rows_of_segments_are_those_of_the_mask(last_k):
 def test_no_tensor_grows_with_the_square(variant):
     """Forward and backward of a training step: the largest tensor is far smaller than [L, L]."""
     model = tiny(**variant)
-    x, narrations = video(model, 120, tuple(range(0, 120, 8)))
+    x, narrations = video(model, 80, tuple(range(0, 80, 8)))
     L = len(model.layout.sequence(narrations))
     with Sizes() as sizes:
         loss, _ = model.loss(x, narrations)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import narrator as nar
 from narrator import load
-from helpers import GOLDEN, ROOT, TOY, grouped, tiny, video
+from helpers import ROOT, TOY, grouped, tiny, video
 from support.common.errors import BadData
 from support.engine.checkpoint import (
     load_llm, load_tokenizer, load_vision_model, mark_of_model, read_checkpoint, read_config,
@@ -18,8 +18,6 @@ from support.engine.checkpoint import (
 
 
 ONLINE = {"memory": "none", "prune": False}
-CLAM = {"memory": "clam"}
-ANOTHER = "(lacks|unexpected|the wrong shape for) .*clustering"
 
 
 @pytest.mark.parametrize("changes, modules, other, says", [
@@ -27,9 +25,8 @@ ANOTHER = "(lacks|unexpected|the wrong shape for) .*clustering"
     ({"narration_memory": 4, "last_k": 0, "memory_heads": 8}, ["clustering", "narration_memory"],
      {"last_k": 3}, "last_k = 3"),
     (ONLINE | {"mod_keep": 0.2}, [], {"mod_keep": 2.0}, "mod_keep of a narrator must be"),
-    (CLAM, ["clustering"], {"memory": "kmeans"}, ANOTHER),
-    ({"memory": "tokenmlp"}, ["clustering"], CLAM, ANOTHER),
-    ({"memory": "recent"}, [], CLAM, ANOTHER),
+    ({"memory": "tokenmlp"}, ["clustering"], {"memory": "clam"},
+     "(lacks|unexpected|the wrong shape for) .*clustering"),
 ], ids=str)
 def test_saved_and_loaded_is_the_same(tmp_path, changes, modules, other, says):
     """All that learns beside LoRA is a module for PEFT. Settings that the tensors contradict are
@@ -50,16 +47,12 @@ def test_saved_and_loaded_is_the_same(tmp_path, changes, modules, other, says):
 
 
 def test_names_are_those_of_the_published_adapters():
-    names = set(tiny(memory_target=False).trainable())
+    names = tiny().trainable()
     assert "base_model.model.clustering.layers.0.multihead_attn.gk_proj.1.bias" in names
     assert "base_model.model.model.layers.0.mlp.down_proj.lora_A.weight" in names
     assert "base_model.model.lm_head.lora_B.weight" in names
     names = tiny(narration_memory=4, last_k=0, memory_heads=8).trainable()
     assert "base_model.model.narration_memory.w_gate.1.bias" in names
-    if GOLDEN.exists():
-        published = load_file(GOLDEN / "flownar" / "checkpoint" / "adapter_model.safetensors")
-        model = load(str(GOLDEN / "flownar" / "checkpoint"), llm=str(GOLDEN / "base_llm"))
-        assert set(model.trainable()) == set(published)
 
 
 def altered(file, **changes):
@@ -125,7 +118,6 @@ def test_files_of_a_bad_checkpoint(tmp_path, file, text, message):
     ("lora_alpha", None, "lora_alpha of a narrator cannot be None"),
     ("use_rslora", True, "use_rslora = True"),
     ("rank_pattern", {"q_proj": 4}, "rank_pattern"),
-    ("init_lora_weights", "pissa_niter_4", "init_lora_weights = pissa_niter_4"),
     ("of_a_later_peft", True, "of_a_later_peft"),
     ("peft_type", "IA3", "peft_type = IA3"),
 ])

@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from helpers import TOY, tiny
-from narrator import Layout, VisionEncoder, make_config
+from narrator import Layout, VisionEncoder
 from support.common.errors import BadData, say_once
 from support.engine import family
 from support.engine.checkpoint import (
@@ -19,27 +19,19 @@ from support.engine.checkpoint import (
 from test_attention import model_of
 from test_checkpoint import altered
 
-SLIDING = ["sliding_attention", "full_attention"]
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 BOTH = pytest.mark.parametrize("kind, loads", [("llm", load_llm), ("vision", load_vision_model)])
 
 
 @pytest.mark.parametrize("name, changes, says", [
     ("Mistral", {"sliding_window": 4096}, "asked for sliding_window"),
-    ("Phi3", {"sliding_window": 2047}, "asked for sliding_window"),
-    ("Starcoder2", {"sliding_window": 4096}, "asked for sliding_window"),
     ("Qwen2", {"use_sliding_window": True, "max_window_layers": 1}, "layers that .*sliding_attention"),
-    ("SmolLM3", {"use_sliding_window": True, "layer_types": SLIDING}, "layers that .*sliding_attention"),
     ("Gemma2", {"layer_types": ["full_attention"] * 2}, "asked for softcap"),
     ("Granite", {"logits_scaling": 8.0}, "computes something else"),
-    ("Cohere", {}, "computes something else"),
     ("Llama", {"rope_parameters": DYNAMIC}, "depend on the length of the context .dynamic"),
     ("StableLm", {}, ""),                       # do not hand `segments` on
-    ("Nemotron", {}, ""),
     ("OPT", {}, "is built differently"),
-    ("GPTNeoX", {}, "is built differently"),
     ("FalconH1", {}, ""),                       # pasts that are not keys and values
-    ("RecurrentGemma", {}, ""),
     ("Starcoder2", {"sliding_window": None}, "LoRA would leave out .*mlp.c_fc.weight"),
     ("Mixtral", {"num_local_experts": 2, "sliding_window": None}, "LoRA would leave out .*experts"),
 ], ids=str)
@@ -48,12 +40,10 @@ def test_what_a_narrator_does_not_do_is_refused(name, changes, says):
         tiny(llm=model_of(name, **changes))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name, changes", [
-    ("Llama", {}),
-    ("Qwen2", {"sliding_window": 16}),          # switched off, as Qwen2.5 has it
-    ("Mistral", {"sliding_window": None}),
-    ("SmolLM3", {}),
+@pytest.mark.parametrize("name, changes, dtype", [
+    ("Qwen2", {"sliding_window": 16}, torch.float32),       # switched off, as Qwen2.5 has it
+    ("Mistral", {"sliding_window": None}, torch.bfloat16),
+    ("SmolLM3", {}, torch.float32),
 ], ids=str)
 def test_what_a_narrator_does_is_taken(name, changes, dtype, capsys):
     tiny(llm=model_of(name, **changes).to(dtype))
@@ -100,7 +90,6 @@ def written(name, text):
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 12\n"
 
 
-@BOTH
 @pytest.mark.parametrize("damage, says", [
     (with_tensors(lambda tensors: tensors.pop(weight_of(tensors))), "1 are missing: .*mlp"),
     (with_tensors(lambda tensors: tensors.update({"extra": torch.zeros(2)})), "unexpected: extra"),
@@ -110,7 +99,6 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 12\n"
     (setting(quantization_config={"quant_method": "gptq", "bits": 4}), "cannot be loaded: .*GPTQ"),
     (setting(intermediate_size=8), "are mismatched: .*mlp"),
     (setting(model_type="of_tomorrow"), "cannot be loaded: .*of_tomorrow"),
-    (setting(num_attention_heads=3), "cannot be loaded"),
     (written("config.json", POINTER), "config.json: is a Git LFS pointer"),
     (written("model.safetensors", POINTER), "model.safetensors is a Git LFS pointer"),
     (written("model.safetensors", ""), "model.safetensors is empty"),
@@ -119,14 +107,23 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 12\n"
      "cannot be loaded: .*model.safetensors"),
     (written("adapter_config.json", "{}"), "an adapter .* belongs in a folder of its own"),
 ])
-def test_a_damaged_base_model_is_one_line(tmp_path, kind, loads, damage, says):
+def test_a_damaged_base_model_is_one_line(tmp_path, damage, says):
     """transformers fills missing weights with random ones and says so in a warning only; it reads
     integers without their scales; with PEFT, it adds an adapter that lies beside a model."""
-    shutil.copytree(TOY / kind, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(TOY / "llm", tmp_path, dirs_exist_ok=True)
     damage(tmp_path)
     with pytest.raises(BadData, match=says) as caught:
-        loads(str(tmp_path))
+        load_llm(str(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_of_another_model(tmp_path):
+    shutil.copytree(TOY / "llm", tmp_path, dirs_exist_ok=True)
+    tokenizer = load_tokenizer(str(TOY / "llm"))
+    tokenizer.add_tokens(["<of another model>"])
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(BadData, match="its tokenizer has 519 tokens, and the model 518"):
+        load_llm(str(tmp_path))
 
 
 def test_numbers_that_float16_does_not_have(tmp_path):
@@ -148,7 +145,7 @@ def without_words(folder):
 
 
 @pytest.mark.parametrize("damage, says", [
-    (without_first_token, "its tokenizer has no bos_token"), (without_words, "tokenizer.json there"),
+    (without_first_token, "its tokenizer has no bos_token"), (without_words, "splits ','"),
 ])
 def test_a_tokenizer_that_is_not_whole(tmp_path, damage, says):
     shutil.copytree(TOY / "llm", tmp_path, dirs_exist_ok=True)
@@ -206,10 +203,8 @@ def test_kernels_that_settings_name_are_not_used(tmp_path, kind, loads, kernel, 
     ({"do_normalize": False}, "scaled by 1/255 and normalised"),
     ({"do_rescale": False}, "scaled by 1/255 and normalised"),
     ({"rescale_factor": 1 / 127.5}, "scaled by 1/255 and normalised"),
-    ({"do_flip_channel_order": True}, "scaled by 1/255 and normalised"),
     ({"image_mean": [0.5]}, "image_mean and image_std of 3 numbers"),
     ({"image_mean": "abc"}, "image_mean and image_std of 3 numbers"),
-    ({"image_mean": None}, "image_mean and image_std of 3 numbers"),
 ], ids=str)
 @pytest.mark.parametrize("whole", [False, True])
 def test_settings_of_a_preprocessor(tmp_path, changes, says, whole):
@@ -245,8 +240,3 @@ def test_a_vision_model_of_pictures_of_any_size_is_refused(tmp_path):
     with pytest.raises(BadData, match="it has no image_size"):
         load_vision_model(str(tmp_path))
 
-
-@pytest.mark.parametrize("name", ["memory_tokens", "lora_rank", "max_new_tokens", "width"])
-def test_whole_numbers_begin_at_one(name):
-    with pytest.raises(BadData, match=f"{name} .* from 1 to "):
-        make_config(**{name: 0})
