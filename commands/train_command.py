@@ -22,11 +22,8 @@ from support.common.options import DATASETS, Parser
 from support.common.processes import process_group, together
 from support.common.progress import say, say_as_one
 from support.engine import checkpoint
-from support.engine.cpu import speed_up
 from support.engine.family import warn_of_longest
-from support.engine.run import (
-    Run, begin_together, check_settings_of_state, portable_path, settings_of_run,
-)
+from support.engine.run import Run, begin_together, portable_path
 from support.engine.run_options import FurtherOptions, RunOptions, ToyOptions, flag_of
 from support.engine.start import first_weights
 from support.files.features import check_encoder
@@ -190,10 +187,6 @@ def check_output(options: Options) -> None:
         raise BadData(f"{output} holds a finished narrator; delete it, or choose another --output")
     if (output / "config.json").exists():
         raise BadData(f"{output} holds a model; a narrator has a folder of its own")
-    for state in states:
-        # before anything is loaded; epochs and rate of own videos are chosen only then
-        chosen = () if options.data in DATASETS else {"epochs", "lr"} - options.given
-        check_settings_of_state(state, settings_of_run(options), chosen)
     if options.resume and not states:
         say(f"--resume: {output} holds no interrupted training; it starts from the beginning")
 
@@ -264,7 +257,6 @@ def train_on_files(options: Options) -> None:
     narrator.to(device)
     look_through(narrator, header_of_all([*samples, *held_out]), options)
     begin_together(narrator, samples, held_out, options)
-    speed_up(narrator, learns=True)
     if options.checkpointing:
         narrator.llm.gradient_checkpointing_enable({"use_reentrant": False})
 

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import data
 import narrator as nar
@@ -25,14 +25,13 @@ from support.common.disk import read_jsonl
 from support.common.figures import save_figure
 from support.engine.run import cut_log
 from support.common.errors import BadData
-from support.engine import checkpoint, run as engine
-from support.files import features
+from support.engine import run as engine
 from support.engine.start import first_weights
 from toy import stages, world
 
 
-def examples(model, count=6, at=(0, 4, 9)):
-    return [train.Example(*video(model, frames=12, at=at, seed=seed)) for seed in range(count)]
+def examples(model, count=6, at=(0, 2, 5)):
+    return [train.Example(*video(model, frames=6, at=at, seed=seed)) for seed in range(count)]
 
 
 def train_on(model, videos, options, held_out=()):
@@ -72,23 +71,6 @@ def test_order_covers_every_epoch():
     assert engine.order(8, 4, 1, seed=4) != first[4:]
 
 
-def test_each_feature_file_is_looked_at_once(tmp_path, monkeypatch):
-    """Before the first step, by its header, however many annotators its video has."""
-    epic(tmp_path, videos=2)
-    sentences = {"a": [{"time": 1.0, "text": "You look."}, {"time": 4.0, "text": "You go."}]}
-    sentences |= {name: sentences["a"] for name in "bcdef"}
-    (tmp_path / "annotations" / "refined_narration_stream_train.json").write_text(
-        json.dumps({"train_0": sentences, "train_1": sentences}))
-    opened = []
-    real = features.open_features
-    monkeypatch.setattr(features, "open_features",
-                        lambda path, *name: opened.append(path.stem) or real(path, *name))
-    samples = list(data.load_dataset("ego4d", str(tmp_path), "train"))
-    assert len(samples) == 12
-    train_command.check_samples(samples, tiny(width=16).config)
-    assert sorted(opened) == ["train_0", "train_1"]
-
-
 @pytest.mark.parametrize("variant", [{}, {"memory": "none", "prune": False, "mod_keep": 0.2}])
 def test_checkpointing_changes_nothing(variant):
     gradients = []
@@ -115,13 +97,12 @@ def test_late_in_a_long_stream():
 
     are_late = [one for one in drawn(0) if isinstance(one, LateExample)]
     assert 10 < len(are_late) < 30
-    for one in are_late:
-        assert 1 <= one.tokens <= 100_000
-        assert 1 <= len(one.earlier) <= 3
-        state = memory_after(model, one.earlier)
-        assert state.abs().sum() > 0 and not state.requires_grad
-        plain, _ = train.Example(one.x, one.narrations).loss(model)
-        assert one.loss(model)[0] != plain
+    assert all(1 <= one.tokens <= 100_000 and 1 <= len(one.earlier) <= 3 for one in are_late)
+    first, *_ = are_late
+    state = memory_after(model, first.earlier)
+    assert state.abs().sum() > 0 and not state.requires_grad
+    plain, _ = train.Example(first.x, first.narrations).loss(model)
+    assert first.loss(model)[0] != plain
 
     def tokens(step):
         return [getattr(one, "tokens", None) for one in drawn(step)]
@@ -186,10 +167,8 @@ def whole(tmp_path_factory):
     # killed in the last step: from the last saved state
     ({"at": 11, "error": Killed}, 4),
     # whatever else ends it: nothing is lost, whatever --save-every says
-    ({"at": 11, "error": KeyboardInterrupt, "save_every": 50}, 2),
     ({"held_out_at": 0, "error": KeyboardInterrupt, "save_every": 50}, 6),
-    ({"at": 7, "error": BadData, "save_every": 50}, 6),
-], ids=["killed", "ctrl-c", "ctrl-c while it validates", "damaged file"])
+], ids=["killed", "ctrl-c while it validates"])
 def test_resumed_is_as_if_never_interrupted(whole, tmp_path, capsys, monkeypatch, stop, left):
     """The same losses and weights to the bit, with dropout and missing gradients; it says where it
     goes on."""
@@ -217,16 +196,12 @@ def one_step(tmp_path_factory):
     return given
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"lr": 2e-3}, "lr = 0.001, here 0.002"),
-    ({"batch": 3}, "batch = 2, here 3"),
-    ({"save_every": 7, "val_limit": 0, "checkpointing": True, "device": "cpu"}, None),
-])
-def test_resume_with_other_settings_is_refused(one_step, change, message):
-    """Except those that do not change the result (message None)."""
-    options = Options(**one_step | change, resume=True)
-    with nullcontext() if message is None else pytest.raises(BadData, match=message):
-        train_on(tiny(), examples(tiny()), options)
+def test_resume_with_other_settings_is_refused(one_step):
+    """Except those that do not change the result."""
+    others = {"save_every": 7, "val_limit": 0, "checkpointing": True, "device": "cpu"}
+    train_on(tiny(), examples(tiny()), Options(**one_step | others, resume=True))
+    with pytest.raises(BadData, match="made with lr = 0.001, here 0.002; use the same settings"):
+        train_on(tiny(), examples(tiny()), Options(**one_step | {"lr": 2e-3}, resume=True))
 
 
 def test_a_damaged_log_does_not_stop_a_training(tmp_path):
@@ -336,8 +311,7 @@ def test_examples_read_only_their_range(tmp_path):
 
 
 def test_a_finished_narrator_is_not_replaced(tmp_path, capsys):
-    """What was interrupted goes on with --resume, and is not begun anew; other options are refused
-    before anything is loaded."""
+    """Nor is what was interrupted begun anew."""
     given = given_for(tmp_path)
     out = tmp_path / "out"
     train_command.check_and_train(options_from(**given))
@@ -347,13 +321,9 @@ def test_a_finished_narrator_is_not_replaced(tmp_path, capsys):
         with pytest.raises(BadData, match="out holds a finished narrator; delete it"):
             train_command.check_and_train(options_from(**given, resume=resume))
 
-    settings = engine.settings_of_run(options_from(**given))
-    save_file({"random": torch.zeros(1)}, out / "narrator-state.safetensors",
-              {"settings": json.dumps(settings)})
+    (out / "narrator-state.safetensors").touch()
     with pytest.raises(BadData, match="interrupted training; give --resume to go on, or delete"):
         train_command.check_and_train(options_from(**given))
-    with pytest.raises(BadData, match="made with lr = 0.0002, here 0.1"):
-        train_command.check_and_train(options_from(**given | {"lr": 0.1}, resume=True))
 
 
 def test_it_goes_on_in_the_format_in_which_it_began(tmp_path, monkeypatch):
@@ -392,13 +362,9 @@ def parsed(monkeypatch, *line):
 
 
 @pytest.mark.parametrize("line", [
-    ["--start", "published", "--init", "x"],
     ["--connector-start", "published", "--init", "x"],
-    ["--data", "toy", "--max-frames", "9"],
     ["--data", "toy", "--device", "cuda"],
-    ["--data", "ek100", "--idle", "0.5"],
     ["--data", "ego4d", "--quick"],
-    ["--data", "toy", "--init", "narrator", "--look", "look.safetensors"],
     ["--data", "toy", "--no-recall", "--init", "narrator"],
     ["--memory", "none", "--memory-tokens", "5"],
 ], ids=" ".join)
@@ -411,17 +377,11 @@ def test_invalid_options_are_refused_at_once(line, monkeypatch, capsys):
     assert option in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_options_know_what_was_given(monkeypatch, capsys):
+def test_options_know_what_was_given(monkeypatch):
     options = parsed(monkeypatch, "--data", "toy", "--no-prune", "--no-recall")
     assert options.given == {"data", "prune", "recall"}
     assert (options.prune, options.recall, options.last_k) == (False, False, None)
     assert options.batch == train_command.TOY["batch"]
-    with pytest.raises(SystemExit):
-        parsed(monkeypatch, "--help")
-    text = capsys.readouterr().out
-    assert "(toy: 4)" in text and "default None" not in text
-    at = [text.index(part) for part in ("The paper's recipe", "\n  --batch", "For the toy alone")]
-    assert at == sorted(at)
     assert options_from(data="toy").last_k == 10
     for name, memory, connector in (("toy", "mimetic", "mimetic"), ("ek100", "published", "published"),
                                     ("folder", "mimetic", "published")):
@@ -435,9 +395,7 @@ def test_options_know_what_was_given(monkeypatch, capsys):
     ({"device": "nonsense"}, "--device"),
     ({"root": "nowhere"}, "nowhere"),
     ({"data": "ego5d", "root": None}, "ego5d: no such folder; choose one of toy, ego4d"),
-    ({"init": "./nowhere"}, "nowhere"),
     ({"init": str(TOY)}, "features are 16 wide .* the narrator needs 128"),
-    ({"data": "toy", "memory_heads": 3}, "heads"),
     ({"data": "toy", "world": "noon"}, "unknown world 'noon'"),
 ])
 def test_options_that_do_not_fit_are_refused(tmp_path, given, message):
@@ -478,10 +436,8 @@ SAVED = {"width": 16, "memory_tokens": 3, "readout": "cls", "last_k": 4, "memory
 CHANGES = {"last_k": 7, "readout": "frame", "memory_dropout": 0.0, "lora_dropout": 0.0,
            "llm": str(TOY / "llm"), "vision": "owner/name"}
 # settings for which the weights are made, and values that contradict them
-FIXED = {"memory": "none", "memory_tokens": 4, "memory_heads": 4, "lora_rank": 8, "lora_alpha": 16,
-         "prune": False, "mod_keep": 0.2, "narration_memory": 4, "grid": 2}
-SAME = {"memory": "clam", "memory_tokens": 3, "memory_heads": 2, "lora_rank": 4, "lora_alpha": 8,
-        "prune": True, "mod_keep": None, "narration_memory": 0, "grid": 3}
+FIXED = {"memory": "none", "lora_rank": 8, "prune": False, "mod_keep": 0.2, "grid": 2}
+SAME = {"memory": "clam", "lora_rank": 4, "prune": True, "mod_keep": None, "grid": 3}
 
 
 @pytest.fixture(scope="module")
@@ -492,11 +448,7 @@ def saved(tmp_path_factory):
     return folder
 
 
-def test_every_option_of_a_narrator_is_tested_with_init():
-    assert CHANGES.keys() | FIXED.keys() == train.settings_of(Options()).keys() - {"memory_target"}
-
-
-@pytest.mark.parametrize("given", [{}, {"last_k": "all"}, CHANGES], ids=str)
+@pytest.mark.parametrize("given", [{"last_k": "all"}, CHANGES], ids=str)
 def test_init_takes_what_is_given_and_keeps_the_rest(saved, given):
     first = load(str(saved))
     options = options_from(init=str(saved), **SAME, **given)
@@ -587,15 +539,21 @@ def test_start_mimetic(tmp_path):
 
 # ------------------------------------------------------------------ the toy
 
+@pytest.fixture
+def short_kitchens(monkeypatch):
+    """Training videos of four sentences, and two steps of stage look."""
+    monkeypatch.setattr(world, "SEGMENTS", (4, 4))
+    monkeypatch.setattr(stages, "LOOK_STEPS", 2)
+
+
 def steps_of(folder):
     """{stage: how many steps it has taken}"""
     return {log.name.removesuffix("-log.jsonl"): len(read_jsonl(log))
             for log in folder.glob("*-log.jsonl")}
 
 
-def test_toy_runs_all_stages(tmp_path, monkeypatch):
+def test_toy_runs_all_stages(tmp_path, short_kitchens):
     """All of --data toy in miniature: its stages, its options, a checkpoint with the bundled models."""
-    monkeypatch.setattr(stages, "LOOK_STEPS", 2)
     out = tmp_path / "out"
     train_command.check_and_train(options_from(data="toy", output=str(out), limit=1, batch=1, epochs=1,
                                      lora_rank=4, idle=1.0, recall_steps=1))
@@ -605,7 +563,7 @@ def test_toy_runs_all_stages(tmp_path, monkeypatch):
     assert config.vision == str((TOY / "vision").resolve())
 
 
-def test_quick_starts_from_what_others_have_learned(tmp_path):
+def test_quick_starts_from_what_others_have_learned(tmp_path, short_kitchens):
     """There is no stage before the paper's training, and given options win."""
     out = tmp_path / "out"
     options = options_from(data="toy", quick=True, output=str(out), limit=1, epochs=1.0)
@@ -614,9 +572,8 @@ def test_quick_starts_from_what_others_have_learned(tmp_path):
     assert steps_of(out) == {"narrator": 1}
 
 
-def test_toy_of_one_token_and_with_a_narration_memory(tmp_path, monkeypatch):
+def test_toy_of_one_token_and_with_a_narration_memory(tmp_path, short_kitchens):
     """--grid 0 --narration-memory 5: last_k is 0 unless it is given."""
-    monkeypatch.setattr(stages, "LOOK_STEPS", 1)
     out = str(tmp_path / "out")
     train_command.check_and_train(options_from(
         data="toy", output=out, limit=1, batch=1, epochs=1.0, lora_rank=4, long=1.0, grid=0, recall_steps=1,
@@ -627,7 +584,7 @@ def test_toy_of_one_token_and_with_a_narration_memory(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("option, part", [("freeze_memory", ".clustering."), ("freeze_lora", ".lora_")])
-def test_what_is_frozen_does_not_change_in_recall(tmp_path, option, part):
+def test_what_is_frozen_does_not_change_in_recall(tmp_path, short_kitchens, option, part):
     """The memory keeps its first weights, or LoRA those of stage look; the others learn."""
     options = options_from(data="toy", output=str(tmp_path), quick=True, recall=True, recall_steps=1,
                            **{option: True})
@@ -642,7 +599,7 @@ def test_what_is_frozen_does_not_change_in_recall(tmp_path, option, part):
         assert any(other in name for name in changed)
 
 
-def test_fine_tuning_on_the_toy(tmp_path):
+def test_fine_tuning_on_the_toy(tmp_path, short_kitchens):
     """--data toy --init: the checkpoint's own models and settings, the last stage alone, nothing
     written beside it."""
     before = sorted(TOY.rglob("*"))

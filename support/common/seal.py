@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
@@ -27,26 +27,24 @@ def refuse_if_changed(
     kept: dict,
     present: dict,
     advice: str,
-    but: Container[str] = (),
 ) -> None:
     """BadData that names the first entries that differ, with both values.
 
     what        what would be used: a file, or the things in a folder
     advice      what the user can do
-    but         names that are not compared
     """
-    changed = what_differs(kept, present, but)
+    changed = what_differs(kept, present)
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise BadData(f"{what} was made with {'; '.join(changed[:3])}{more}; {advice}")
 
 
-def what_differs(kept: dict, present: dict, but: Container[str] = ()) -> list[str]:
+def what_differs(kept: dict, present: dict) -> list[str]:
     """The present entries that are not as they were, in words."""
     found = []
     for name, now in present.items():
         before = kept.get(name)
-        if name not in but and before != now:
+        if before != now:
             found.append(f"{name} = {str(before)[:60]}, here {str(now)[:60]}")
     return found
 

@@ -6,7 +6,8 @@ No section of the paper, and nothing about narrators.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import lru_cache
 from math import isfinite
@@ -187,10 +188,13 @@ class Run:
         self.parameters = parameters
         self.optimizer = optimizer
         self.number_of_steps = number
-        self.settings = settings_of_run(self.options) | {
+        self.settings = {name: value for name, value in asdict(self.options).items()
+                         if name not in MAY_CHANGE}
+        self.settings |= self.options.made_of
+        self.settings |= {
             "steps": number,
             "weights": sum(p.numel() for p in parameters.values()),
-        } | self.options.made_of
+        }
         for p in parameters.values():
             p.grad = torch.zeros_like(p)                       # all processes have some to sum
         self.random = torch.get_rng_state()                    # after the steps that are done
@@ -318,7 +322,15 @@ class Run:
         """
         if not self.state.exists():
             return 0
-        return int(check_settings_of_state(self.state, self.settings)["step"])
+        try:
+            with safe_open(self.state, "pt") as file:
+                about = file.metadata()
+            settings = json.loads(about["settings"])
+        except Exception as error:                             # damaged files raise anything
+            raise BadData(f"{self.state} is damaged; delete it, and start again") from error
+        refuse_if_changed(f"{self.state}, a run that was interrupted,", settings, self.settings,
+                          "use the same settings, or another --output")
+        return int(about["step"])
 
     @torch.no_grad()
     def read_state(self) -> None:
@@ -341,41 +353,16 @@ class Run:
 
 # ------------------------------------------------------------------ what is written
 
-def settings_of_run(options: RunOptions) -> dict:
-    """The options that must be the same when a training is resumed."""
-    return {name: value for name, value in asdict(options).items() if name not in MAY_CHANGE}
-
-
-def check_settings_of_state(state: Path, settings: dict, but: Container[str] = ()) -> dict:
-    """What a state says of itself; BadData if it is damaged, or of a run with other settings.
-
-    but         names of settings that are not compared
-    """
-    try:
-        with safe_open(state, "pt") as file:
-            about = file.metadata()
-        saved = json.loads(about["settings"])
-    except Exception as error:                                 # damaged files raise anything
-        raise BadData(f"{state} is damaged; delete it, and start again") from error
-    refuse_if_changed(f"{state}, a run that was interrupted,", saved, settings,
-                      "use the same settings, or another --output", but)
-    return about
-
-
 def cut_log(log: Path, steps: int) -> None:
     """Keep the lines of the first `steps` steps; those after them are trained again. Lines that are
-    damaged, as a loss of power leaves them, are left out.
+    damaged, as a full disk or a loss of power leaves them, are left out.
     """
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    whole_lines, _, _ = text.rpartition("\n")                  # a full disk leaves half a line
     kept = ""
-    for line in whole_lines.splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if row["step"] < steps:
-            kept += line + "\n"
+    for line in text.splitlines():
+        with suppress(ValueError):                             # half a line, or none
+            if json.loads(line)["step"] < steps:
+                kept += line + "\n"
     write_text(log, kept)
 
 
