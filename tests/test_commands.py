@@ -30,7 +30,6 @@ COMMANDS = [
     "stream.py x.safetensors --device cpu",
     "evaluate.py score --pred p.json --gt g.json",
     "evaluate.py stream --data toy --root toys --limit 1 --device cpu",
-    "evaluate.py teacher --data toy --root toys --limit 1 --device cpu",
     "data.py stats --data toy --root toys",
     "data.py toy --seed 1 --minutes 0.02 --output new.mp4",
     f"data.py encode toys/a.mp4 --vision {TOY / 'vision'} --output features --device cpu",
@@ -192,7 +191,6 @@ def test_a_large_model_streams_in_bf16_where_that_is_faster(asked, expected, wor
 
 @pytest.mark.parametrize("line", [
     "train.py --data ego4d --help",
-    "evaluate.py stream --data ek100 --root nowhere",
     "stream.py real.mp4 --model {model}",
 ])
 def test_the_toy_is_imported_where_a_toy_is_used_alone(line, tmp_path):

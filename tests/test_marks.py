@@ -98,21 +98,16 @@ FEATURES = scaled("own", "features", "a.safetensors")
 
 @pytest.mark.parametrize("name, replace, named", [
     ("train --resume", FEATURES, "the features = "),
-    ("train --resume", features_of_another_encoder, "vision model = "),
     ("train --resume", LLM, "language model = "),
     ("train --resume", scaled("narrator", "adapter_model.safetensors"), "--init = "),
     ("train --resume", another_film, "video = "),
-    ("stream", LLM, "language model = "),
     ("stream", another_rate_of_positions, "language model = "),
     ("stream", ENCODER, "vision model = "),
     ("stream of features", features_of_another_encoder, "vision model = "),
     ("stream --state", scaled("unmarked", "llm", "model.safetensors"), "llm_mark = "),
-    ("stream --state", scaled("unmarked", "vision", "model.safetensors"), "vision_mark = "),
     ("stream --state", scaled("unmarked", "adapter_model.safetensors"), "narrator = "),
     ("stream --state", another_film, "source = "),
-    ("evaluate --output", LLM, "language model = "),
     ("evaluate --output", FEATURES, "another video a"),
-    ("evaluate --output", features_of_another_encoder, "vision model = "),
     ("encode", ENCODER, "vision_mark = "),
     ("encode", another_film, "video = "),
 ])
