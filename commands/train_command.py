@@ -40,7 +40,7 @@ NOT_TOY = {"root", "dtype", "max_frames", "val_limit", "device"}
 ONLY_NEW = {
     "start", "connector_start", "look", "freeze_memory", "freeze_lora", "recall", "recall_steps",
 }
-# what --init may change: it does not depend on the weights
+# the settings of a narrator that --init may change: its weights do not depend on them
 FREE = {"llm", "vision", "last_k", "readout", "memory_dropout", "lora_dropout"}
 
 # The toy (--data toy): small models with a smaller LoRA, and FlowNar-C, for videos of any length.
@@ -103,13 +103,14 @@ def parse() -> Options:
                 add_option(group, f)
     options = options_from(**vars(parser.parse_args()))
 
+    of_new = ONLY_NEW | (settings_of(options).keys() - FREE)
     for name in sorted(options.given):
         flag = flag_of(name, getattr(Options, name))
         if options.data == "toy" and name in NOT_TOY:
             parser.error(f"{flag}: the toy renders its videos, and trains on the CPU in float32")
         if options.data != "toy" and name in ToyOptions.__annotations__:
             parser.error(f"{flag}: only for the toy")
-        if options.init and name in ONLY_NEW:
+        if options.init and name in of_new:
             parser.error(f"{flag} is for a new narrator; --init brings one")
     if options.memory == "none" and "memory_tokens" in options.given:
         parser.error("--memory none has no --memory-tokens")
@@ -159,20 +160,12 @@ def options_from(**given) -> Options:
     return Options(**values, given=frozenset(given))
 
 
-def check_init(options: Options) -> None:
-    """BadData if an option that was given contradicts the weights of --init."""
-    files = checkpoint.read_checkpoint(options.init)
-    config = checkpoint.read_config(files, nar.make_config, None, {})
-    if config.llm_mark is None:
-        say_as_one(f"{options.init}: does not say on which language model it was trained; that it "
-                   f"is this one is not compared")
-    given = options.given - FREE
-    for name, value in settings_of(options).items():
-        trained = getattr(config, name, getattr(Options, name))
-        if name in given and value != trained:
-            flag = flag_of(name, getattr(Options, name))
-            raise BadData(f"{flag} ({name} = {value}) contradicts --init {options.init}, where "
-                          f"{name} = {trained}; leave one of them out")
+def tell_of_unknown_model(init: str) -> None:
+    """Say it, if a narrator does not know on which language model it was trained."""
+    settings = checkpoint.read_checkpoint(init).narrator or {}
+    if settings.get("llm_mark") is None:
+        say_as_one(f"{init}: does not say on which language model it was trained; that it is this "
+                   f"one is not compared")
 
 
 def check_output(options: Options) -> None:
@@ -216,7 +209,7 @@ def check(options: Options, until_the_end: ExitStack) -> None:
     process alone.
     """
     if options.init:
-        check_init(options)
+        tell_of_unknown_model(options.init)
     process, _ = rank()
     if process == 0:
         check_writable(Path(options.output) / checkpoint.ADAPTER)
