@@ -190,11 +190,7 @@ class Run:
         self.number_of_steps = number
         self.settings = {name: value for name, value in asdict(self.options).items()
                          if name not in MAY_CHANGE}
-        self.settings |= self.options.made_of
-        self.settings |= {
-            "steps": number,
-            "weights": sum(p.numel() for p in parameters.values()),
-        }
+        self.settings |= self.options.made_of | {"steps": number}
         for p in parameters.values():
             p.grad = torch.zeros_like(p)                       # all processes have some to sum
         self.random = torch.get_rng_state()                    # after the steps that are done
