@@ -459,9 +459,13 @@ def load_llm(source: str, dtype: torch.dtype = torch.float32):
     tokenizer = load_tokenizer(source)
     llm = load_weights(AutoModelForCausalLM, source, "llm", dtype)
     rows = len(llm.get_input_embeddings().weight)
-    if len(tokenizer) > rows:
-        raise cannot_be_loaded(source, "llm", f"its tokenizer has {len(tokenizer)} tokens, and the "
-                                              f"model {rows}: are they of one model?")
+    # a special token that was added, for padding for example, is never fed
+    words = [i for i, token in tokenizer.added_tokens_decoder.items() if not token.special]
+    ends = tokenizer.bos_token_id or 0, tokenizer.eos_token_id or 0
+    last = max(tokenizer.vocab_size - 1, *ends, *words)
+    if last >= rows:
+        raise cannot_be_loaded(source, "llm", f"its tokenizer gives tokens up to {last}, and the "
+                                              f"model has {rows}: are they of one model?")
     fuse_norms(llm)
     return llm, tokenizer
 

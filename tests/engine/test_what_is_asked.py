@@ -120,9 +120,12 @@ def test_a_damaged_base_model_is_one_line(tmp_path, damage, says):
 def test_a_tokenizer_of_another_model(tmp_path):
     shutil.copytree(TOY / "llm", tmp_path, dirs_exist_ok=True)
     tokenizer = load_tokenizer(str(TOY / "llm"))
+    tokenizer.add_special_tokens({"pad_token": "<for padding>"})           # is never fed
+    tokenizer.save_pretrained(tmp_path)
+    load_llm(str(tmp_path))
     tokenizer.add_tokens(["<of another model>"])
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(BadData, match="its tokenizer has 519 tokens, and the model 518"):
+    with pytest.raises(BadData, match="gives tokens up to 519, and the model has 518"):
         load_llm(str(tmp_path))
 
 
