@@ -37,7 +37,7 @@ from support.common.memory import without_collection
 from support.common.options import DATASETS, dataset_folder
 from support.common.progress import say_as_one
 from support.files import annotations, own_videos
-from support.files.features import Features, FromFrame, Store, check_fit, encode_pictures
+from support.files.features import Features, Store, check_fit, encode_pictures
 from support.files.tracks import BEYOND, NarratedVideo, Notes, assign_frames, at_frames, frame_at
 
 FPS = 2                 # frames a second of the three data sets (§4.1)
@@ -58,8 +58,8 @@ class Sample(NarratedVideo):
     duration: float = 0.0                   # seconds of the whole video
     # () -> pictures, uint8 [H, W, 3]; None where there are features
     source: Callable[[], Iterator[np.ndarray]] | None = None
-    # (start, stop) -> features of these frames [stop - start, J, D]; None where there are pictures
-    read: Callable[[int, int], Tensor] | None = None
+    features: Features | None = None        # None where there are pictures
+    first: int = 0                          # the frame of its features with which it begins
 
     def __post_init__(self):
         self.seconds = self.num_frames / self.fps
@@ -75,10 +75,14 @@ class Sample(NarratedVideo):
         """num_frames pictures, uint8 [H, W, 3]."""
         return islice(self.source(), self.num_frames)
 
+    def read(self, start: int, stop: int) -> Tensor:
+        """The features of some of its frames, [stop - start, J, D]."""
+        return self.features.read(self.first + start, self.first + stop)
+
     def tokens(self, vision: Callable[[Tensor], Tensor] | None = None,
                batch: int = 1) -> Iterator[Tensor]:
         """Frame tokens [J, D], frame by frame. `vision` encodes pictures, `batch` at a time."""
-        if self.read is None:
+        if self.features is None:
             yield from encode_pictures(self.frames(), vision, batch)
             return
         # Features are read in blocks: one frame at a time is slow, the whole video does not fit.
@@ -144,10 +148,7 @@ def check_sample(sample: Sample, config) -> None:
     """Raise BadData if the frames are not what a narrator with these settings (narrator.py: Config)
     needs. Features are looked at, pictures are encoded by its own vision model.
     """
-    shape = None
-    if sample.read is not None:
-        # many samples are of one file, whose header is read once
-        shape = getattr(sample.read, "shape", None) or sample.read(0, 1).shape
+    shape = sample.features.shape if sample.features else None
     check_fit(sample.name, sample.fps, shape, config)
 
 
@@ -159,7 +160,7 @@ def header_of_all(samples: list[Sample]) -> dict[str, str]:
     """
     encoders = {}                           # a vision model: what a file says, and a sample
     for sample in samples:
-        header = getattr(sample.read, "header", None)
+        header = sample.features.header if sample.features else {}
         if header:
             model = header.get("vision_mark") or Path(header["vision"]).name
             encoders.setdefault(model, (header, sample.name))
@@ -212,7 +213,7 @@ def samples_of_data_set(
             notes.add("annotators of videos without features left out")
             continue
         if features is None:
-            raise no_features(root, part.video, store)
+            raise no_features(root, part.video)
         if features.fps not in (None, FPS):
             raise BadData(f"{features.path}: was encoded with {features.fps:g} frames a second, "
                           f"and {FPS:g} are needed; encode it again with --fps {FPS:g}")
@@ -221,17 +222,15 @@ def samples_of_data_set(
         else:
             samples.append(track_sample(part, features, notes))
     if narrated and not samples:
-        raise no_features(root, narrated[0].video, store)
+        raise no_features(root, narrated[0].video)
     return samples
 
 
-def no_features(root: Path, video: str, store: Store) -> BadData:
-    if path := store.path_of(video):
-        return BadData(f"{root}: the features of video {video} are not there: features_metadata.json "
-                       f"has the path {path}; put them into {root / 'features'}")
-    return BadData(f"{root}: video {video} has no features; get them and their "
-                   f"features_metadata.json (FlowNar-Data), or make them: python data.py encode "
-                   f"VIDEO... --output {root / 'features'}")
+def no_features(root: Path, video: str) -> BadData:
+    own = root / "features"
+    return BadData(f"{root}: video {video} has no features. They are read where "
+                   f"features_metadata.json has them, in {root}, {own} or a folder of it (both are "
+                   f"in FlowNar-Data); or make them: python data.py encode VIDEO... --output {own}")
 
 
 def track_sample(track: NarratedVideo, features: Features, notes: Notes) -> Sample:
@@ -249,7 +248,8 @@ def track_sample(track: NarratedVideo, features: Features, notes: Notes) -> Samp
         start=first / FPS,
         num_frames=last - first + 1,
         duration=features.duration,
-        read=FromFrame(features, first),
+        features=features,
+        first=first,
     )
 
 
@@ -261,7 +261,7 @@ def interval_sample(interval: NarratedVideo, features: Features, notes: Notes) -
     first = int(interval.start * FPS)
     stop = int(interval.end * FPS) + 1
     # the features can be shorter than the annotated interval
-    num_frames = min(stop, features.rows()) - first
+    num_frames = min(stop, features.shape[0]) - first
     if num_frames < 1:
         raise BadData(f"{features.path}, video {video}: ends before its narrations begin "
                       f"({interval.start} s)")
@@ -277,7 +277,8 @@ def interval_sample(interval: NarratedVideo, features: Features, notes: Notes) -
         end=interval.end,
         num_frames=num_frames,
         duration=features.duration,
-        read=FromFrame(features, first),
+        features=features,
+        first=first,
     )
 
 
@@ -294,7 +295,8 @@ def own_sample(video: NarratedVideo, features: Features) -> Sample:
         fps=features.fps,
         num_frames=features.frames - first,
         duration=features.duration,
-        read=FromFrame(features, first),
+        features=features,
+        first=first,
     )
 
 

@@ -77,10 +77,6 @@ def stats_command(options: argparse.Namespace) -> None:
     print(f"        videos   length [s]          segments  seg. dur. [s]  "
           f"{unit} / narration")
     print("here ", ROW.format(*stats.values()))
-    if options.data == "toy":
-        from toy.words import memory_share
-        stats["memory_share"] = memory_share(samples)
-        print(f"{stats['memory_share']:.1%} of the narrations need visual memory")
     if options.data in PAPER:
         train, val, *columns = PAPER[options.data]
         videos = train if split == "train" else val

@@ -14,7 +14,6 @@ from torch import Tensor
 import narrator as nar
 from data import Sample
 from support.engine.run import order
-from support.files.features import FromFrame
 from support.files.tracks import Sentence, frame_at, time_of
 from train import Example, Read, read_example
 
@@ -35,14 +34,14 @@ def sample_from(sample: Sample, frame: int) -> Sample:
     latest one, or, before the first one, that one, which is said again at its own time.
     """
     fps = sample.fps
-    end = sample.read.first + sample.num_frames
+    end = sample.first + sample.num_frames
     before = [sentence for sentence in sample.annotators[0] if frame_at(sentence.time, fps) <= frame]
     after = sample.annotators[0][len(before):]
     latest = before[-1] if before else after[0]
     return replace(
         sample,
         annotators=[[Sentence(time_of(frame, fps), latest.text), *after]],
-        read=FromFrame(sample.read.features, frame),
+        first=frame,
         start=frame / fps,
         num_frames=end - frame,
     )
@@ -52,7 +51,7 @@ def draw_start(sample: Sample, chance: random.Random) -> int:
     """A frame of the file: that of the first sentence, the first one, or (half of the time) any before
     the last sentence.
     """
-    first = sample.read.first
+    first = sample.first
     last, _ = sample.narrations[-1]
     anywhere = chance.randint(0, max(first, first + last - 1))
     return chance.choice([first, 0, anywhere, anywhere])
@@ -76,7 +75,7 @@ def from_anywhere(
         for index in order(len(samples), batch, step, seed):
             sample = samples[index]
             start = draw_start(sample, chance)
-            read = read_rest if start > sample.read.first else read_example
+            read = read_rest if start > sample.first else read_example
             videos.append(partial(read, sample_from(sample, start), layout))
         return videos
 

@@ -308,13 +308,11 @@ def test_the_command_line_writes_and_counts(tmp_path, capsys, monkeypatch):
     content = json.loads((tmp_path / "kitchen.json").read_text())
     rows = content["narrations"]
     words = [len(row["text"].split()) for row in rows]
-    with_memory = [row for row in rows if "memory" in row]
     assert stats["videos"] == 1
     assert (stats["length_mean"], stats["length_std"]) == (content["duration"], 0)
     assert stats["segments_per_video"] == len(rows)
     assert stats["segment_duration"] == content["duration"] / len(rows)
     assert stats["words_per_narration"] == pytest.approx(np.mean(words))
-    assert stats["memory_share"] == pytest.approx(len(with_memory) / len(rows))
 
 
 def test_statistics_of_segments():
@@ -375,7 +373,7 @@ def test_features_of_several_vision_models_are_refused(tmp_path):
     for names, headers in (("siglip /models/siglip dinov2", [{}] * 3),
                            ("a /b/c a", [{"vision_mark": mark} for mark in ("1f", "1f", "2e")])):
         said = [{}, *({"vision": name} | header for name, header in zip(names.split(), headers))]
-        samples = [SimpleNamespace(name=name, read=SimpleNamespace(header=header))
+        samples = [data.Sample([], name=name, features=SimpleNamespace(header=header))
                    for name, header in zip("abcd", said)]
         assert data.header_of_all(samples[:1]) == {}
         assert data.header_of_all(samples[:3]) == said[1]

@@ -2,13 +2,12 @@
 give, and the sentences without them."""
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from support.common.disk import expecting, is_number, read_json
 from support.files.narrations import is_list_of
-from support.files.tracks import NarratedVideo, Sentence, frame_at
+from support.files.tracks import Sentence, frame_at
 from toy.world import FPS
 
 TRUTH = '{"narrations": [{"time": seconds, "text": "...", "memory": ["..."]}, ...]}'
@@ -34,15 +33,6 @@ def true_sentences(path: Path) -> list[ToySentence]:
         if frames != sorted(set(frames)):
             raise ValueError("two are of one frame, or not in order")
     return sentences
-
-
-def memory_share(videos: Iterable[NarratedVideo]) -> float:
-    """The share of the toy's sentences that need visual memory."""
-    needed = []
-    for video in videos:
-        for sentences in video.annotators:
-            needed += [bool(sentence.memory_words) for sentence in sentences]
-    return sum(needed) / len(needed)
 
 
 def recall_of_words(pairs: list[tuple[Sentence, str]]) -> dict[str, float | None]:

@@ -74,7 +74,7 @@ def digest_of_samples(samples: Sequence, frames: bool = False) -> str:
 
 def digest_of_features(samples: Sequence) -> str:
     """Of the marks of the features of samples."""
-    marks = [getattr(sample.read, "mark", None) for sample in samples]
+    marks = [sample.features.mark if sample.features else None for sample in samples]
     return f"{len(marks)} of hash {digest_of(str(marks))[:16]}"
 
 

@@ -107,8 +107,7 @@ def read_subtitles(path: Path, notes: Notes) -> list[Sentence]:
             check_line(shown[-1] is not None, path, line)
         repeating += any(text.strip() and text in shown_before for text in shown)
         sentences.append(Sentence(end, one_line(" ".join(shown))))
-    notes.add("cues that repeat a line of the cue before (do captions roll?)", repeating,
-              [path.name] if repeating else [])
+    notes.add("cues that repeat a line of the cue before (do captions roll?)", repeating, path.name)
     return sentences
 
 

@@ -136,7 +136,7 @@ def check_features(path: Path, x: Tensor) -> None:
         raise BadData(f"{path}: features contain NaN or infinite values; extract them again")
 
 
-def load_features(spec: str, config=None) -> Tensor:
+def load_features(spec: str, config) -> Tensor:
     """Frame features [T, J, D] on the CPU, in the floating point format in which they are stored.
 
     spec        FILE.safetensors (with one tensor), FILE.safetensors:NAME, or FILE.pt (a tensor;
@@ -149,9 +149,8 @@ def load_features(spec: str, config=None) -> Tensor:
     with open_features(path, name) as (frames, header):
         x = frames[:]
         check_features(path, x)
-        if config is not None:
-            check_fit(spec, float(header.get("fps", config.fps)), x.shape, config)
-            check_encoder(header, config)
+        check_fit(spec, float(header.get("fps", config.fps)), x.shape, config)
+        check_encoder(header, config)
     return x
 
 
@@ -268,8 +267,8 @@ class Features:
         """Of the shape, and of the first, middle and last frame. (A file that was damaged elsewhere
         and is whole again keeps its mark, and a training goes on.)
         """
+        rows = self.shape[0]
         with open_features(self.path) as (frames, _):
-            rows = self.rows()
             chosen = [("", frames[row:row + 1]) for row in (0, rows // 2, rows - 1)]
             return digest_of(str(self.shape), chosen)[:12]
 
@@ -282,49 +281,20 @@ class Features:
                           f"index {wanted} are needed, {INDEX_FPS:g} a second; are they of another "
                           f"rate or another video? Get them or their features_metadata.json again")
 
-    def rows(self) -> int:
-        """Number of frames in the file."""
-        return self.shape[0]
-
-    def read(self, start: int, stop: int, first: int = 0) -> Tensor:
-        """Frames start .. stop [stop - start, J, D] in fp32, counted from frame `first`.
+    def read(self, start: int, stop: int) -> Tensor:
+        """Frames start .. stop [stop - start, J, D] in fp32.
 
         Raises BadData if the file is damaged, or too short for the range.
         """
-        self.rows()                            # checked, once
+        rows = self.shape[0]
+        if rows < stop:
+            raise BadData(f"{self.path}: ends at frame {rows}, its annotations need {stop}; get the "
+                          f"features again")
         with open_features(self.path) as (frames, _):
-            x = frames[first + start:first + stop]
+            x = frames[start:stop]
             check_features(self.path, x)
-            if len(x) < stop - start:
-                raise BadData(f"{self.path}: ends at frame {first + start + len(x)}, its "
-                              f"annotations need {first + stop}; get the features again")
             # always a copy, because a view of the file would keep it mapped
             return x.to(torch.float32, copy=True)
-
-
-@dataclass
-class FromFrame:
-    """Reads features, (start, stop) -> [stop - start, J, D], counted from a frame of the video."""
-    features: Features
-    first: int
-
-    def __call__(self, start: int, stop: int) -> Tensor:
-        return self.features.read(start, stop, self.first)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """[T, J, D] of the whole file, from its header."""
-        return self.features.shape
-
-    @property
-    def header(self) -> dict[str, str]:
-        """What the file says of itself; {} of files of other programs."""
-        return self.features.header
-
-    @property
-    def mark(self) -> str:
-        """Of the whole file (Features.mark)."""
-        return self.features.mark
 
 
 def read_header(path: Path) -> Features:
@@ -381,11 +351,6 @@ class Store:
             if feature_file(self.root, name).is_file():
                 return read_header(feature_file(self.root, name))
         return None
-
-    def path_of(self, video: str) -> str | None:
-        """The path that the index gives for a video."""
-        name = video if video in self.index else self.names.get(video)
-        return str(self.index[name][1]) if name in self.index else None
 
     def file_at(self, path: Path) -> Path | None:
         """The file of a path of the index; None if it is not there. BadData if several are."""

@@ -47,12 +47,10 @@ def list_videos(folder: Path, notes: Notes) -> dict[str, tuple[Path, Path | None
     encoded = {file.stem for file in folder.glob("features/*.safetensors")}
     listed = {name: (file, videos.get(name)) for name, file in narrations.items()
               if name in videos or name in encoded}
-    alone = [file.name for file in [*videos.values(), *narrations.values()]
-             if file.stem not in listed]
-    alone += [str(file.relative_to(folder)) for file in sorted(folder.glob("*/*"))
-              if file.suffix.lower() in VIDEOS]
-    notes.add("videos or narrations left out, because the others are not beside them in the folder "
-              "itself", len(alone), alone)
+    for file in [*videos.values(), *narrations.values()]:
+        if file.stem not in listed:
+            notes.add("videos or narrations left out, because the other is not beside it", 1,
+                      file.name)
     if not listed:
         raise BadData(notes.after(f"{folder}: has no video with narrations beside it, "
                                   f"such as a.mp4 and a.srt, .vtt, .csv or .json"))

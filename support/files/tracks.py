@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -37,31 +36,31 @@ class NarratedVideo:
 
 @dataclass
 class Notes:
-    """Counts of corrections, by description, and examples of some."""
+    """Counts of corrections, by description, and the places of some."""
     counts: Counter = field(default_factory=Counter)
-    examples: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    places: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, what: str, n: int = 1, examples: Iterable[str] = ()) -> None:
-        self.counts[what] += n
-        self.examples[what] += examples
+    def add(self, what: str, n: int = 1, place: str | None = None) -> None:
+        if n > 0:
+            self.counts[what] += n
+        if n > 0 and place:
+            self.places[what].append(place)
 
     def add_of_file(self, others: Notes, name: str) -> None:
         """What was counted in one file: with its name."""
         for what, n in others.counts.items():
-            self.add(what, n, [f"{name}: {n}"] if n else [])
+            self.add(what, n, f"{name}: {n}")
 
     def after(self, beginning: str) -> str:
         """A line: its beginning, and what was counted."""
-        return "; ".join(filter(None, [beginning, str(self)]))
+        return f"{beginning}; {self}" if self.counts else beginning
 
     def __str__(self) -> str:
         """One line, with the first EXAMPLES."""
         parts = []
         for what, n in self.counts.most_common():
-            examples = self.examples[what][:EXAMPLES]
-            in_brackets = f" ({', '.join(examples)})" if examples else ""
-            if n:
-                parts.append(f"{n} {what}{in_brackets}")
+            places = ", ".join(self.places[what][:EXAMPLES])
+            parts.append(f"{n} {what} ({places})" if places else f"{n} {what}")
         return one_line("; ".join(parts))
 
 

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from itertools import chain, islice
-from math import ceil, cos, inf, radians, sin
+from math import ceil, inf
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -337,22 +337,19 @@ def promised(container, stream) -> float | None:
     return max(0.0, end - start)
 
 
-def turn_of(frame: av.VideoFrame) -> tuple[bool, int, int]:
-    """How a picture, as stored, is shown, by quarters of a turn: whether its rows become columns;
-    then, whether rows and columns are read forwards (1) or backwards (-1).
+def turn_of(frame: av.VideoFrame) -> tuple[int, bool]:
+    """How a picture, as stored, is shown: by how many quarters it is turned counter-clockwise, and
+    whether its rows are read from the last to the first before that.
     """
-    # (x, y) is shown at (ax + cy, bx + dy), but for a factor and a shift
-    turn = radians(frame.rotation)
-    a, b, c, d = cos(turn), -sin(turn), sin(turn), cos(turn)
     try:
         matrix = frame.side_data.get("DISPLAYMATRIX")
     except ValueError:                         # there is a kind of side data unknown to PyAV
         matrix = None
-    if matrix is not None:                     # it knows of mirrors, too
-        a, b, _, c, d, *_ = np.frombuffer(bytes(matrix), np.int32)
-    is_on_its_side = abs(b) > abs(a)
-    across, down = (c, b) if is_on_its_side else (a, d)
-    return is_on_its_side, -1 if down < 0 else 1, -1 if across < 0 else 1
+    is_mirrored = False
+    if matrix is not None:                     # it sends (x, y) to (ax + cy, bx + dy)
+        a, b, _, c, d, *_ = np.frombuffer(bytes(matrix), np.int32).tolist()
+        is_mirrored = a * d < b * c
+    return round(frame.rotation / 90) % 4, is_mirrored
 
 
 def upright_size(frame: av.VideoFrame, stream, largest: int | None) -> tuple[int, int]:
@@ -363,8 +360,8 @@ def upright_size(frame: av.VideoFrame, stream, largest: int | None) -> tuple[int
     sides = [frame.height, frame.width * shape]
     scale = min(1, (largest or inf) / max(sides))
     height, width = [max(1, round(side * scale)) for side in sides]
-    is_on_its_side, _, _ = turn_of(frame)
-    return (width, height) if is_on_its_side else (height, width)
+    quarters, _ = turn_of(frame)
+    return (width, height) if quarters % 2 else (height, width)
 
 
 def to_rgb(frame: av.VideoFrame, stream, reformatter: VideoReformatter,
@@ -373,20 +370,20 @@ def to_rgb(frame: av.VideoFrame, stream, reformatter: VideoReformatter,
 
     This is by far the most expensive step after decoding: call it for frames that are kept.
     """
-    is_on_its_side, down, across = turn_of(frame)
-    height, width = size[::-1] if is_on_its_side else size                  # as stored
-    scaling = {}
-    if (frame.width, frame.height) != (width, height):
-        scaling = {"interpolation": "BICUBIC"}
+    quarters, is_mirrored = turn_of(frame)
+    height, width = size[::-1] if quarters % 2 else size                    # as stored
+    is_scaled = (frame.height, frame.width) != (height, width)
+    scaling = "BICUBIC" if is_scaled else None
     transfer = stream.codec_context.color_trc
     is_hdr = transfer in (PQ, HLG)
     form = "rgb48le" if is_hdr else "rgb24"
-    rgb = reformatter.reformat(frame, width, height, form, **scaling).to_ndarray()     # [H, W, 3]
+    scaled = reformatter.reformat(frame, width, height, form, interpolation=scaling)
+    rgb = scaled.to_ndarray()                                               # [H, W, 3]
     if is_hdr:
         rgb = hdr_to_sdr(rgb, transfer)
-    if is_on_its_side:
-        rgb = rgb.swapaxes(0, 1)
-    return np.ascontiguousarray(rgb[::down, ::across])
+    if is_mirrored:
+        rgb = rgb[::-1]
+    return np.ascontiguousarray(np.rot90(rgb, quarters))
 
 
 def hdr_to_sdr(rgb: np.ndarray, transfer: int) -> np.ndarray:

@@ -82,7 +82,7 @@ def samples(folder, split="all", **options):
 
 
 def test_subtitles_alone_give_what_the_toy_loader_gives(toys):
-    """The same narrations on the same frames, the same tokens (up to bf16), the same figures."""
+    """The same narrations on the same frames, the same tokens (up to bf16)."""
     toy, own = toys
     vision = nar.VisionEncoder(str(TOY / "vision"))
     for ours, theirs in zip(samples(own), toy_samples(toy), strict=True):
@@ -91,9 +91,6 @@ def test_subtitles_alone_give_what_the_toy_loader_gives(toys):
         our_tokens = torch.stack(list(ours.tokens(vision, 8)))
         their_tokens = torch.stack(list(theirs.tokens(vision, 8)))
         torch.testing.assert_close(our_tokens, their_tokens, atol=0.02, rtol=0.02)
-    ours = command("teacher", "--data", own, "--split", "all", "--json")
-    theirs = command("teacher", "--data", "toy", "--root", toy, "--json")
-    assert ours == pytest.approx(theirs, rel=0.01) and ours["videos"] == 3
 
 
 def test_training_begins_anywhere(toys):
@@ -107,7 +104,7 @@ def test_training_begins_anywhere(toys):
     sample = sample_from(whole, first)                   # a file that has no sentence before this
     true = {first + frame: text for frame, text in sample.narrations}
     assert sample_from(sample, first) == sample
-    for start in range(0, max(true) + 1, 3):
+    for start in range(0, max(true) + 1, 5):
         part = sample_from(sample, start)
         (frame, text), *others = [(start + frame, text) for frame, text in part.narrations]
         assert frame == start
@@ -115,7 +112,7 @@ def test_training_begins_anywhere(toys):
         assert dict(others) == {frame: text for frame, text in true.items() if frame > start}
         assert part.num_frames == first + sample.num_frames - start
         x = part.read(0, 2)
-        assert torch.equal(x, sample.read.features.read(start, start + 2))
+        assert torch.equal(x, sample.features.read(start, start + 2))
     chance = random.Random(0)
     drawn = Counter(draw_start(sample, chance) for _ in range(400))
     assert drawn[first] > 70 and drawn[0] > 70
@@ -137,14 +134,12 @@ def test_four_commands(toys, tmp_path, capsys):
     _, own = toys
     out = tmp_path / "out"
     data_command.run(["stats", "--data", str(own), "--json"])
-    printed = capsys.readouterr().out
-    stats = json.loads(printed.splitlines()[-1])
+    stats = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert stats["videos"] == 3 and stats["split"] == "all"
-    assert "longest segment" in printed
 
-    train_on(own, out, init=str(TOY), epochs=4.0)
-    log = read_jsonl(out / "narrator-log.jsonl")
-    assert [0 < row["val_loss"] < 1 for row in log] == [True] * 4
+    train_on(own, out, init=str(TOY), epochs=1.0)
+    row, = read_jsonl(out / "narrator-log.jsonl")
+    assert 0 < row["val_loss"] < 1
     said = capsys.readouterr().err
     number = r"(\d+)"
     for kind, videos in (("training", 2), ("held-out", 1)):
@@ -157,16 +152,13 @@ def test_four_commands(toys, tmp_path, capsys):
     encode(own, "--model", str(out))           # nothing to do: the same vision model
 
     kept = tmp_path / "kept"
-    result = command("stream", "--data", own, "--model", out, "--json", "--output", kept)
-    assert result["videos"] == 1 and result["f1"] > 0.5
-    assert result["exact"] == pytest.approx(exact / sentences)
     shown = command("stream", "--data", own, "--model", out, "--show", 1, "--output", kept)
     same = re.findall(r" true +(.+)\n.* written +\1\n", shown)
     assert exact >= len(same) > sentences / 2
     name, = read_predictions(kept / "predictions")
     assert (own / f"{name}.srt").exists()
     scored = command("score", "--pred", kept / "predictions", "--gt", own, "--partial", "--json")
-    assert (scored["f1"], scored["cider"]) == (result["f1"], pytest.approx(result["cider"]))
+    assert scored["f1"] > 0.5 and scored["exact"] == pytest.approx(exact / sentences)
 
 
 def test_published_weights_are_fine_tuned(tmp_path):
@@ -222,7 +214,6 @@ def test_new_words_are_learned_longer(capsys):
     ("a.srt", srt_cue(0, 0, 0.5, "You look") + srt_cue(1, 1, 3, "") + srt_cue(2, 1, 4, "You tap it")),
     ("a.vtt", "WEBVTT\n\n00:00.000 --> 00:00.500\nYou\nlook\n\n00:01.000 --> 00:04.000\nYou tap it\n"),
     ("a.csv", "time,text\n4,You tap it\n3,\n0.5,You look\n"),
-    ("a.json", json.dumps([{"end": 4, "text": "You tap it"}, {"end": 0.5, "text": "You look"}])),
     ("a.json", json.dumps({"video": "a.mp4", "fps": 30, "duration": 3, "narrations": [
         {"time": 0.5, "text": "You\nlook"}, {"time": 4, "text": "You tap it", "memory": []}]})),
 ])
@@ -238,11 +229,8 @@ def test_each_form_gives_the_sentences_as_they_are_written(tmp_path, capsys, nam
 
 @pytest.mark.parametrize("name, content, message", [
     ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\n\n", "has no narrations"),
-    ("a.vtt", "", "line 1: expected"),
-    ("a.csv", "time,text\nsoon,You stir.\n", "line 2: expected"),
     ("a.csv", "time,text\n1,Öffne.".encode("latin-1"), "is not UTF-8 text .invalid"),
     ("a.json", '{"b": [{"time": 1, "text": "x"}]}', "expected .*alone or as .narrations"),
-    ("a.json", '[{"time": "1", "text": "x"}]', "narration 0"),
     ("a.json", '[{"time": NaN, "text": "x"}]', "NaN is no number"),
 ])
 def test_bad_narrations_are_refused_by_name(tmp_path, name, content, message):
@@ -276,11 +264,7 @@ def test_placed_on_frames(tmp_path, capsys):
     (range(3, 99, 4), None),
     ([-1, 4], "2 narrations on 2 frames, from -1 to 4 s"),
     ([1, 100.6], "2 narrations on 2 frames, from 1 to 100.6 s"),           # another video's
-    ([1000, 4000], "2 narrations on 2 frames, from 1000 to 4000 s"),       # milliseconds
-    # minutes, hours, and what Excel makes of a time: parts of a day
-    ([time / 60 for time in range(3, 99, 4)], "24 narrations on 4 frames"),
-    ([time / 3600 for time in range(3, 99, 4)], "24 narrations on 1 frames"),
-    ([time / 86400 for time in range(3, 99, 4)], "24 narrations on 1 frames"),
+    ([time / 60 for time in range(3, 99, 4)], "24 narrations on 4 frames"),    # minutes
 ])
 def test_narrations_that_are_not_of_the_video_are_refused(tmp_path, times, message):
     """Those before its start, beyond its end by more than a frame, or of which half share a frame."""
@@ -337,7 +321,6 @@ def test_split_by_share(tmp_path):
 
 
 @pytest.mark.parametrize("files, split, expected", [
-    ({"val": "b\n\ne.f\n"}, "train", ["a", "c", "d"]),
     ({"val": "b\n\ne.f\n"}, "val", ["b", "e.f"]),
     ({"val": "b", "test": "c"}, "train", ["a", "d", "e.f"]),
     ({"val": "b", "test": "c"}, "test", ["c"]),
@@ -347,7 +330,6 @@ def test_split_by_share(tmp_path):
     ({}, "dev", "unknown split 'dev'; choose one of train, val, test, all"),
     ({"val": "a\nc\n", "test": "c"}, "all", r"test\.txt: 'c' is .* listed twice"),
     ({"test": "a.mp4\n"}, "all", r"test\.txt: 'a\.mp4' is no video of"),
-    ({"test": "a.2\n"}, "all", r"test\.txt: 'a\.2' is no video of"),
 ])
 def test_split_by_file(tmp_path, files, split, expected):
     folder = make_folder(tmp_path, dict.fromkeys(["a", "b", "c", "d", "e.f"], 20))
@@ -369,18 +351,16 @@ def test_what_lies_in_the_folder(tmp_path, capsys):
     (folder / "c.MP4").write_bytes(b"x")
     for name in ("readme.txt", ".a.srt", "c.ass", "a.en.srt", "settings.json"):
         (folder / name).write_text("x")
-    (folder / "more").mkdir()
-    (folder / "more" / "d.mp4").touch()
     assert names(folder, "all") == ["a", "b"]
     notes = capsys.readouterr().err
-    assert "4 videos or narrations left out, because" in notes
-    assert "(c.MP4, a.en.srt, settings.json, more/d.mp4)" in notes
-    for first, second in (("a.mov", "a.mp4"), ("a.csv", "a.srt"), ("a.csv", "a.json")):
+    assert "3 videos or narrations left out, because" in notes
+    assert "(c.MP4, a.en.srt, settings.json)" in notes
+    for first, second in (("a.mov", "a.mp4"), ("a.csv", "a.srt")):
         for name in (first, second):
             (folder / name).touch()
-        with pytest.raises(BadData, match=f"({first}|{second}): ({first}|{second}) has the same name"):
+        with pytest.raises(BadData, match=f"{second}: {first} has the same name"):
             samples(folder)
-        (folder / (first if first == "a.mov" else second)).unlink()
+        (folder / first).unlink()
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "b.mp4").touch()
