@@ -74,6 +74,12 @@ def train_on(folder, output, **options):
     train_command.check_and_train(train_command.options_from(**options))
 
 
+@pytest.fixture
+def no_look_back(monkeypatch):
+    """What a narrator has learned is not streamed at the end; one that knows nothing writes long."""
+    monkeypatch.setattr(train_command, "tell_learned", lambda narrator, samples, kind: None)
+
+
 def samples(folder, split="all", **options):
     return list(data.load_dataset(str(folder), split=split, **options))
 
@@ -161,7 +167,7 @@ def test_four_commands(toys, tmp_path, capsys):
     assert scored["f1"] > 0.5 and scored["exact"] == pytest.approx(exact / sentences)
 
 
-def test_published_weights_are_fine_tuned(tmp_path):
+def test_published_weights_are_fine_tuned(tmp_path, no_look_back):
     """--init with a folder of the published format."""
     width = load_file(GOLDEN / "video.safetensors")["video_101"].shape[2]
     text = "time,text\n1,You put the pot.\n4,You talk to a woman.\n"
@@ -171,7 +177,7 @@ def test_published_weights_are_fine_tuned(tmp_path):
     assert (config.readout, config.width) == ("cls", width)
 
 
-def test_a_new_narrator_takes_vision_model_and_rate_of_the_features(tmp_path):
+def test_a_new_narrator_takes_vision_model_and_rate_of_the_features(tmp_path, no_look_back):
     slow = make_folder(tmp_path / "slow", {"a": 5, "b": 5}, width=16, fps="1.0", vision="some/model")
     with pytest.raises(BadData, match="1 frames a second, the narrator needs 2"):
         train_on(slow, tmp_path / "no", init=str(TOY))
@@ -305,12 +311,12 @@ def names(folder, split):
 
 def test_split_by_share(tmp_path):
     """A fifth for validation, by name, and the same when others come."""
-    folder = make_folder(tmp_path, {f"v{n}": 20 for n in range(40)})
+    folder = make_folder(tmp_path, {f"v{n}": 20 for n in range(20)})
     for_training = names(folder, "train")
     for_validation = names(folder, "val")
     assert sorted(for_training + for_validation) == names(folder, "all")
-    assert 3 <= len(for_validation) <= 13
-    make_folder(folder, {f"w{n}": 20 for n in range(40)})
+    assert 1 <= len(for_validation) <= 8
+    make_folder(folder, {f"w{n}": 20 for n in range(20)})
     assert set(names(folder, "val")) >= set(for_validation)
 
     pair = make_folder(tmp_path / "pair", {"a": 20, "b": 20})
