@@ -312,15 +312,12 @@ PAPER = {
 }
 
 
-REFRACTORY = 4.0        # seconds in which the threshold is theta_low
-
-
 def number_of_words(text: str) -> int:
     return len(text.split())
 
 
 def statistics(samples: Iterable[Sample], words_in: Callable[[str], int] = number_of_words) -> dict:
-    """The columns of Table 8, and what helps to choose --max-segment and --refractory.
+    """The columns of Table 8.
 
     Lengths and numbers of segments are means over videos; durations of segments and words are means
     over all narrations. words_in: text -> its number of words, or of tokens.
@@ -328,15 +325,12 @@ def statistics(samples: Iterable[Sample], words_in: Callable[[str], int] = numbe
     lengths = []                        # seconds of each video
     narrations_per_video = []
     words = []                          # of each narration
-    segment_seconds = []
     for sample in samples:
         lengths.append(sample.num_frames / sample.fps)
         narrations_per_video.append(len(sample.narrations))
         words += [words_in(text) for _, text in sample.narrations]
-        frames = [frame for frame, _ in sample.narrations]
-        segment_seconds += (np.diff(frames) / sample.fps).tolist()
     narrations = max(1, len(words))     # no division by zero where no video has a narration
-    columns = {
+    return {
         "videos": len(lengths),
         "length_mean": float(np.mean(lengths)),
         "length_std": float(np.std(lengths)),
@@ -344,11 +338,6 @@ def statistics(samples: Iterable[Sample], words_in: Callable[[str], int] = numbe
         "segment_duration": sum(lengths) / narrations,
         "words_per_narration": sum(words) / narrations,
     }
-    if segment_seconds:
-        columns["longest_segment"] = max(segment_seconds)
-        is_short = np.array(segment_seconds) <= REFRACTORY
-        columns["segments_within_4_s"] = float(np.mean(is_short))
-    return columns
 
 
 if __name__ == "__main__":

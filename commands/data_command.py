@@ -82,10 +82,6 @@ def stats_command(options: argparse.Namespace) -> None:
         videos = train if split == "train" else val
         note = "" if options.llm else "  (tokens of Llama: --llm)"
         print("paper", ROW.format(videos, *columns) + note)
-    if "segments_within_4_s" in stats:          # numbers to choose options by
-        print(f"longest segment: {stats['longest_segment']:.1f} s (--max-segment); "
-              f"{stats['segments_within_4_s']:.0%} of all within 4 s, where --theta-low holds "
-              f"(--refractory)")
     if options.json:
         print(json.dumps({"data": options.data, "split": split, "unit": unit} | stats))
 

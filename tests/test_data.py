@@ -18,7 +18,7 @@ from support.common.disk import write_tensors
 from support.common.errors import BadData
 from support.files import encoding
 from support.files.features import Store
-from support.files.tracks import Sentence, frame_at, time_of
+from support.files.tracks import frame_at, time_of
 from support.files.video import Video, write_video
 from toy import world
 from toy.files import toy_samples
@@ -296,18 +296,6 @@ def test_the_command_line_writes_and_counts(tmp_path, capsys, monkeypatch):
     assert stats["words_per_narration"] == pytest.approx(np.mean(words))
 
 
-def test_statistics_of_segments():
-    """Numbers to choose options by."""
-    frames = np.cumsum([0] + [2] * 150 + [12] * 49 + [60]).tolist()
-    sentences = [Sentence(time_of(frame, 2), "x") for frame in frames]
-    sample = data.Sample([sentences], num_frames=1000)
-    stats = data.statistics([sample])
-    assert stats["longest_segment"] == 30.0
-    assert stats["segments_within_4_s"] == 0.75
-    only_one = data.Sample([sentences[:1]], num_frames=1000)
-    assert "segments_within_4_s" not in data.statistics([only_one])
-
-
 def test_many_videos_resume_and_nothing_else_is_replaced(tmp_path, monkeypatch):
     folder = tmp_path / "many"
     line = ["toy", "--seed", "4", "--minutes", "0.1", "--count", "3", "--output", str(folder)]
@@ -339,8 +327,7 @@ def test_many_videos_resume_and_nothing_else_is_replaced(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("arguments", [
-    "toy", "toy --output a.mp4 --minutes nan", "stats --data toy --limit 0", "encode", "encode a.mp4",
-    "encode a.mp4 --output x --data .", "encode --data . --output x", "encode a.mp4 --output b --fps 0",
+    "toy", "stats --data toy --limit 0", "encode", "encode a.mp4", "encode --data . --output x",
 ])
 def test_usage(tmp_path, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)

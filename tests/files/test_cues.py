@@ -71,8 +71,6 @@ REFUSED = [
     ("a.srt", S1.format("A").replace("02,000", "00,500"), 2),      # it ends before it begins
     ("a.srt", S1.format("A").replace("02,000", "02,000 You sit."), 2),
     ("a.srt", S1.format("A").replace("02,000", "61,000"), 2),
-    ("a.srt", S1.format("A").replace("\n", "\n\n"), 1),            # each line ends twice
-    ("a.srt", V1.format("A"), 1),
     ("a.vtt", S1.format("A"), 1),
     ("a.vtt", V1.format("A").replace("\n\n", "\n"), 1),
     ("a.vtt", V1.format("A").replace(".", ","), 3),
@@ -80,11 +78,9 @@ REFUSED = [
     ("a.vtt", V1.format("You\n\nsit."), 6),
     ("a.vtt", V1.format("a < b"), 4),                              # a tag up to the next >
     ("a.vtt", V1.format("A\n") + V1.format("B"), 6),               # two files in one
-    ("a.vtt", V1.format("A\n") + V1.format("B")[8:].replace("01", "00"), 6),
     ("a.csv", "0,1,You sit.\n", 1),
     ("a.csv", "", 1),
     ("a.csv", "time;text\n1;You sit.\n", 1),
-    ("a.csv", "time,text,text\n1,You sit.,You go.\n", 1),
     ("a.csv", "video,time,text\na,1,You sit.\n", 1),
     ("a.csv", "time,text\n1,You cut, then stir.\n", 2),
     ("a.csv", "time,text\n1,You sit.\n1:02,You go.\n", 3),         # minutes, or hours
@@ -197,7 +193,7 @@ def as_it_is(text: str) -> str:
     return text if text.isprintable() else one_line(text)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_what_is_written_is_read_again(tmp_path, seed):
     """Any text, times up to 1,000 hours: one line in .jsonl, with its blanks, and in .vtt, and in
     .srt what `srt_text` says; of texts that srt has no need to change, the same."""
@@ -214,10 +210,9 @@ def test_what_is_written_is_read_again(tmp_path, seed):
             assert srt_text(text) == text
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_ffmpeg_reads_the_same(tmp_path, seed):
+def test_ffmpeg_reads_the_same(tmp_path):
     """Texts without what it takes for markup; an empty text is none for it."""
-    rows = random_rows(seed)
+    rows = random_rows(0)
     rows = [row for row in rows if not set(row["text"]) & set("<{\\") and one_line(row["text"])]
     files = written(tmp_path, rows)
     for form in ("srt", "vtt"):
@@ -230,7 +225,7 @@ def test_ffmpeg_reads_the_same(tmp_path, seed):
         assert ends == pytest.approx([sentence.time for sentence in sentences], abs=1e-6)
 
 
-@pytest.mark.parametrize("fps", [2, 3, 7, 12, 29.97])
+@pytest.mark.parametrize("fps", [2, 7, 29.97])
 def test_milliseconds_of_subtitles_do_not_move_a_narration(fps):
     for frame in range(300):
         assert frame_at(round(time_of(frame, fps), 3), fps) == frame

@@ -60,6 +60,7 @@ def test_streaming_samples(tmp_path, name):
 def test_ego4d_tags_are_removed():
     for text, cleaned in EXPECTED["clean"]:
         assert annotations.clean(text) == cleaned, text
+    assert annotations.clean("#C") == annotations.clean(" #unsure . ") == ""
 
 
 def test_frames_of_single_narrations(tmp_path):
