@@ -9,13 +9,13 @@
 
 A cue counts at its end, as stream.py places a narration. Its lines are joined, markup is taken out,
 and a text is in one line (support/common/text.py: one_line); else it is as it is written. What is
-not as it is read raises BadData with file and line.
+not as it is read raises BadData with the file and the line with which a cue or a row begins.
 """
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import unescape
 from io import StringIO
 from operator import attrgetter
@@ -41,14 +41,21 @@ CLOCKS = {
     ".csv": r"([0-9]{1,6}):([0-5]?[0-9]):([0-5]?[0-9](?:\.[0-9]*)?)",
 }
 SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]*)?")
+ARROW = r"[ \t]+-->[ \t]+"
 # such as align:start of .vtt, and X1:40 of .srt
 SETTINGS = r"(?:[ \t]+(?:align|line|position|region|size|vertical|[XY][12]):\S+)*[ \t]*"
+LINES = r"((?:\n(?!.*-->).*)*)"                # an arrow would be that of a cue without its empty line
+CUES = {                                       # the times (six groups), and the lines of the text
+    ".srt": re.compile(r"[0-9]+\n" + CLOCKS[".srt"] + ARROW + CLOCKS[".srt"] + SETTINGS + LINES),
+    ".vtt": re.compile(r"(?:(?!.*-->).*\n)?" + CLOCKS[".vtt"] + ARROW + CLOCKS[".vtt"] + SETTINGS
+                       + LINES),
+}
+HEAD = re.compile(r"WEBVTT(?:[ \t].*)?" + LINES)
+OTHER_BLOCK = re.compile(r"(?:NOTE|STYLE|REGION)(?:[ \t](?!.*-->).*)?" + LINES)
 MARKUP = {
-    ".srt": re.compile(r"(?i)</?[bius]>|<font[^<>]*>|</font>|\{\\[^{}]*\}"),
+    ".srt": re.compile(r"(?i)</?[bius]>|<font[^<>\n]*>|</font>|\{\\[^{}\n]*\}"),
     ".vtt": re.compile(r"</?(?:[bciuv]|lang|rt|ruby)(?:[. \t][^<>]*)?>|<[0-9:.]+>"),
 }
-# blocks of .vtt that are no cues
-OTHER_BLOCK = re.compile(r"(?:NOTE|STYLE|REGION)(?:[ \t].*)?")
 COLUMNS = ["time", "text"], ["start", "end", "text"]
 
 
@@ -63,7 +70,7 @@ def check_line(is_right, path: Path, line: int) -> None:
         raise BadData(f"{path}, line {line}: expected {READ[path.suffix.lower()]}")
 
 
-def seconds_of(clock: tuple[str | None, ...]) -> float:
+def seconds_of(clock: Sequence[str | None]) -> float:
     """("01", "02", "03,500") -> 3723.5"""
     hours, minutes, seconds = (float((part or "0").replace(",", ".")) for part in clock)
     return round(3600 * hours + 60 * minutes + seconds, 6)     # the float that the digits mean
@@ -75,64 +82,45 @@ def seconds_of(clock: tuple[str | None, ...]) -> float:
 def read_subtitles(path: Path, notes: Notes) -> list[Sentence]:
     """The cues of a .srt or .vtt file at their ends, in the order of the file."""
     form = path.suffix.lower()
-    times = re.compile(rf"{CLOCKS[form]}[ \t]+-->[ \t]+{CLOCKS[form]}{SETTINGS}")
     blocks = blocks_of(read_text(path))
     if form == ".vtt":
-        line, block = next(blocks, (1, [""]))
-        is_head = re.fullmatch(r"WEBVTT(?:[ \t].*)?", block[0])
-        check_line(line == 1 and is_head and not has_times(block), path, 1)
+        line, head = next(blocks, (1, ""))
+        check_line(line == 1 and HEAD.fullmatch(head), path, 1)
 
     sentences = []
     start = 0.0
     shown = []                                 # its lines
     repeating = 0
     for line, block in blocks:
-        if form == ".vtt" and OTHER_BLOCK.fullmatch(block[0]) and not has_times(block):
+        if form == ".vtt" and OTHER_BLOCK.fullmatch(block):
             continue
-        has_name = form == ".srt" or not has_times(block[:1])
-        if has_name:                           # a number, in .srt
-            is_name = form == ".vtt" or block[0].isdecimal()
-            check_line(is_name and len(block) > 1, path, line)
-            line += 1
-            block = block[1:]
-        found = times.fullmatch(block[0])
-        check_line(found, path, line)
-        start_before, start = start, seconds_of(found.groups()[:3])
-        end = seconds_of(found.groups()[3:])
+        cue = CUES[form].fullmatch(block)
+        check_line(cue, path, line)
+        *clocks, lines = cue.groups()
+        start_before, start = start, seconds_of(clocks[:3])
+        end = seconds_of(clocks[3:])
+        text = MARKUP[form].sub("", lines)
+        if form == ".vtt":
+            # up to the next ">", all is lost that comes after a "<"
+            check_line("<" not in text, path, line)
+            text = unescape(text)
         check_line(start_before <= start <= end, path, line)
 
-        shown_before, shown = shown, []
-        for line, text in enumerate(block[1:], line + 1):
-            shown.append(without_markup(text, form))
-            check_line(shown[-1] is not None, path, line)
-        repeating += any(text.strip() and text in shown_before for text in shown)
-        sentences.append(Sentence(end, one_line(" ".join(shown))))
+        shown_before, shown = shown, text.split("\n")
+        repeating += any(words.strip() and words in shown_before for words in shown)
+        sentences.append(Sentence(end, one_line(text)))
     notes.add("cues that repeat a line of the cue before (do captions roll?)", repeating, path.name)
     return sentences
 
 
-def has_times(lines: list[str]) -> bool:
-    return any("-->" in line for line in lines)
-
-
-def without_markup(text: str, form: str) -> str | None:
-    """A line of a cue's text. None if it cannot be one: it may be the times of a cue without an
-    empty line before it; in .vtt, up to the next ">" all is lost that comes after a "<".
-    """
-    text = MARKUP[form].sub("", text)
-    if "-->" in text or form == ".vtt" and "<" in text:
-        return None
-    return unescape(text) if form == ".vtt" else text
-
-
-def blocks_of(content: str) -> Iterator[tuple[int, list[str]]]:
-    """(the number of its first line, its lines) of what stands between empty lines."""
+def blocks_of(content: str) -> Iterator[tuple[int, str]]:
+    """(the number of its first line, the text) of what stands between empty lines."""
     block = []
     for number, line in enumerate([*content.split("\n"), ""], 1):
         if line:
             block.append(line)
         elif block:
-            yield number - len(block), block
+            yield number - len(block), "\n".join(block)
             block = []
 
 

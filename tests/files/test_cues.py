@@ -59,24 +59,24 @@ READ = {
 }
 S1 = "1\n00:00:01,000 --> 00:00:02,000\n{}\n"
 V1 = "WEBVTT\n\n00:01.000 --> 00:02.000\n{}\n"
-# (file, content, the line that is named)
+# (file, content, the line that is named: with which a cue or a row begins)
 REFUSED = [
     ("a.srt", S1.format("You\n\nsit."), 5),                        # an empty line in a text
-    ("a.srt", S1.format("You sit.\n2\n00:00:03,000 --> 00:00:04,000\nYou go."), 5),
-    ("a.srt", S1.format("A --> B"), 3),
-    ("a.srt", S1.format("A") + "\n2\n00:00:00,900 --> 00:00:04,000\nB\n", 6),          # times
+    ("a.srt", S1.format("You sit.\n2\n00:00:03,000 --> 00:00:04,000\nYou go."), 1),
+    ("a.srt", S1.format("A --> B"), 1),
+    ("a.srt", S1.format("A") + "\n2\n00:00:00,900 --> 00:00:04,000\nB\n", 5),          # times
     ("a.srt", S1.format("A")[2:], 1),                              # no number
-    ("a.srt", S1.format("A").replace(",", "."), 2),
-    ("a.srt", S1.format("A").replace("-->", "->"), 2),
-    ("a.srt", S1.format("A").replace("02,000", "00,500"), 2),      # it ends before it begins
-    ("a.srt", S1.format("A").replace("02,000", "02,000 You sit."), 2),
-    ("a.srt", S1.format("A").replace("02,000", "61,000"), 2),
+    ("a.srt", S1.format("A").replace(",", "."), 1),
+    ("a.srt", S1.format("A").replace("-->", "->"), 1),
+    ("a.srt", S1.format("A").replace("02,000", "00,500"), 1),      # it ends before it begins
+    ("a.srt", S1.format("A").replace("02,000", "02,000 You sit."), 1),
+    ("a.srt", S1.format("A").replace("02,000", "61,000"), 1),
     ("a.vtt", S1.format("A"), 1),
     ("a.vtt", V1.format("A").replace("\n\n", "\n"), 1),
     ("a.vtt", V1.format("A").replace(".", ","), 3),
-    ("a.vtt", V1.format("A\n00:03.000 --> 00:04.000\nB"), 5),
+    ("a.vtt", V1.format("A\n00:03.000 --> 00:04.000\nB"), 3),
     ("a.vtt", V1.format("You\n\nsit."), 6),
-    ("a.vtt", V1.format("a < b"), 4),                              # a tag up to the next >
+    ("a.vtt", V1.format("a < b"), 3),                              # a tag up to the next >
     ("a.vtt", V1.format("A\n") + V1.format("B"), 6),               # two files in one
     ("a.csv", "0,1,You sit.\n", 1),
     ("a.csv", "", 1),
@@ -90,7 +90,7 @@ REFUSED = [
     ("a.csv", 'time,text\n1,"You sit.\n2,You say "go".\n', 3),     # a quote without its end
     ("a.csv", "time,text\n-1,You sit.\n", 2),
     *((f"a.{form}", content.format("A").replace("01", 5000 * "9"), line)
-      for form, content, line in (("srt", S1, 2), ("vtt", V1, 3), ("csv", "time,text\n01,{}\n", 2))),
+      for form, content, line in (("srt", S1, 1), ("vtt", V1, 3), ("csv", "time,text\n01,{}\n", 2))),
 ]
 
 
