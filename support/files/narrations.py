@@ -38,7 +38,7 @@ ENDINGS = (".json", ".jsonl", ".csv", ".srt", ".vtt")
 def read_predictions(path: Path, notes: Notes | None = None) -> dict[str, list[Sentence]]:
     """{video: sentences} from a file or a folder (forms: see above)."""
     videos = each_video(path, notes or Notes())
-    return {video: sentences_of(rows, file, video) for file, video, rows in videos}
+    return {video: to_sentences(rows, f"{file}, video {video}") for file, video, rows in videos}
 
 
 def read_truth(path: Path, notes: Notes | None = None) -> dict[str, NarratedVideo]:
@@ -46,9 +46,10 @@ def read_truth(path: Path, notes: Notes | None = None) -> dict[str, NarratedVide
     truths = {}
     for file, video, entry in each_video(path, notes or Notes()):
         annotators = [entry]
-        if isinstance(entry, list) and entry and isinstance(entry[0], list):
+        if is_list_of(entry, list) and entry:
             annotators = entry
-        truths[video] = NarratedVideo([sentences_of(rows, file, video) for rows in annotators])
+        truths[video] = NarratedVideo([to_sentences(rows, f"{file}, video {video}")
+                                       for rows in annotators])
     return truths
 
 
@@ -81,9 +82,11 @@ def each_video(path: Path, notes: Notes) -> Iterator[tuple[Path, str, Any]]:
     """
     files = [path]
     if path.is_dir():
-        files = [file for file in sorted(path.iterdir()) if is_of_narrations(file)]
-        if not files:
-            raise BadData(f"{path}: has no {', '.join(ENDINGS)} files")
+        # but for hidden files, which macOS puts beside others, and traces of stream.py
+        files = [file for file in sorted(path.glob("[!.]*"))
+                 if file.suffix.lower() in ENDINGS and not file.name.endswith(".trace.jsonl")]
+    if not files:
+        raise BadData(f"{path}: has no {', '.join(ENDINGS)} files")
     seen = set()
     for file in files:
         for video, entry in read_file(file, notes).items():
@@ -92,12 +95,6 @@ def each_video(path: Path, notes: Notes) -> Iterator[tuple[Path, str, Any]]:
                               f"too; leave one out")
             seen.add(video)
             yield file, video, entry
-
-
-def is_of_narrations(file: Path) -> bool:
-    """But for hidden files, which macOS puts beside others, and traces of stream.py."""
-    is_other = file.name.startswith(".") or file.name.endswith(".trace.jsonl")
-    return file.suffix.lower() in ENDINGS and not is_other
 
 
 def read_file(file: Path, notes: Notes) -> dict:
@@ -111,9 +108,10 @@ def read_file(file: Path, notes: Notes) -> dict:
     if ending in (".csv", ".srt", ".vtt"):
         return {file.stem: [asdict(cue) for cue in read_cues(file, notes)]}
     content = read_json(file)
-    rows = rows_of_video(content)
-    if rows is not None:
-        return {file.stem: rows}
+    if isinstance(content, dict) and isinstance(content.get("narrations"), list):
+        content = content["narrations"]
+    if isinstance(content, list):
+        return {file.stem: content}
     if not isinstance(content, dict):
         raise BadData(f"{file}: expected {READ}, or {{video: {READ}}}")
     return content
@@ -128,29 +126,10 @@ def check_one_run(file: Path, rows: list[dict]) -> None:
         raise BadData(f"{file}: its numbers (n) do not rise; one stream a file is read")
 
 
-def rows_of_video(content) -> list | None:
-    """The narrations in a JSON file of one video: a list, alone or as {"narrations": [...]}. None
-    if it is another file.
-    """
-    rows = content.get("narrations") if isinstance(content, dict) else content
-    return rows if isinstance(rows, list) else None
-
-
-def sentences_of(rows, file: Path, video: str) -> list[Sentence]:
-    """The sentences of one annotator of a video in a file, sorted by time. What is in one line stays
-    as it is: scores count its blanks.
-    """
-    sentences = to_sentences(rows, f"{file}, video {video}")
-    for sentence in sentences:
-        if not sentence.text.isprintable():
-            sentence.text = one_line(sentence.text)
-    return sentences
-
-
 def to_sentences(rows, where: str) -> list[Sentence]:
     """[{"time" or "end": seconds, "text": str}, ...] -> sentences, sorted by time.
 
-    where: for errors.
+    A text that is in one line stays as it is: scores count its blanks. where: for errors.
     """
     if not isinstance(rows, list):
         raise BadData(f"{where}: expected {READ}, not {str(rows)[:60]}")
@@ -162,6 +141,8 @@ def to_sentences(rows, where: str) -> list[Sentence]:
         has_two = "time" in fields and "end" in fields
         if has_two or not (is_number(time) and isinstance(text, str)):
             raise BadData(f"{where}, narration {number}: expected {ROW}, not {str(row)[:100]}")
+        if not text.isprintable():
+            text = one_line(text)
         sentences.append(Sentence(float(time), text))
     return sorted(sentences, key=attrgetter("time"))
 
