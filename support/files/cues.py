@@ -44,7 +44,8 @@ SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]*)?")
 ARROW = r"[ \t]+-->[ \t]+"
 # such as align:start of .vtt, and X1:40 of .srt
 SETTINGS = r"(?:[ \t]+(?:align|line|position|region|size|vertical|[XY][12]):\S+)*[ \t]*"
-LINES = r"((?:\n(?!.*-->).*)*)"                # an arrow would be that of a cue without its empty line
+# an arrow in them would be that of the next cue, without an empty line before it
+LINES = r"((?:\n(?!.*-->).*)*)"
 CUES = {                                       # the times (six groups), and the lines of the text
     ".srt": re.compile(r"[0-9]+\n" + CLOCKS[".srt"] + ARROW + CLOCKS[".srt"] + SETTINGS + LINES),
     ".vtt": re.compile(r"(?:(?!.*-->).*\n)?" + CLOCKS[".vtt"] + ARROW + CLOCKS[".vtt"] + SETTINGS

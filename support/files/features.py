@@ -288,8 +288,8 @@ class Features:
         """
         rows = self.shape[0]
         if rows < stop:
-            raise BadData(f"{self.path}: ends at frame {rows}, its annotations need {stop}; get the "
-                          f"features again")
+            raise BadData(f"{self.path}: ends at frame {rows}, its annotations need {stop}; get "
+                          f"the features again")
         with open_features(self.path) as (frames, _):
             x = frames[start:stop]
             check_features(self.path, x)

@@ -141,7 +141,8 @@ def test_a_range_of_frames(tmp_path, path, name, save):
 
 
 @pytest.mark.parametrize("entry", [
-    3, {"duration": 2.0, "path": 3}, {"duration": 0, "path": "v.pt"}, {"duration": "2", "path": "v.pt"}])
+    3, {"duration": 2.0, "path": 3}, {"duration": 0, "path": "v.pt"},
+    {"duration": "2", "path": "v.pt"}])
 def test_invalid_metadata(tmp_path, entry):
     write_metadata(tmp_path, {"v": entry})
     with pytest.raises(BadData, match="features_metadata.json: expected .*duration"):

@@ -58,7 +58,8 @@ def record(path: Path, times, movflags: str = "", turn: int | None = None, bfram
         stream.height, stream.width = picture(0).shape[:2]
         stream.pix_fmt = "yuv420p"
         stream.codec_context.time_base = Fraction(1, TICKS)
-        stream.options = {"crf": "20", "bf": str(bframes), "b-adapt": "0", "g": str(gop), "preset": "ultrafast"}
+        stream.options = {"crf": "20", "preset": "ultrafast", "bf": str(bframes), "b-adapt": "0",
+                          "g": str(gop)}
         if turn is not None:
             stream.set_display_rotation(turn)
         if transfer:
@@ -155,7 +156,7 @@ def test_time_0_is_that_of_the_file(tmp_path, name):
 
 
 def test_without_times_a_rate_is_assumed(tmp_path, capsys):
-    """That of the pictures, as some cameras write it into them, or the one that is given, and a line
+    """That of the pictures, as some cameras write it into them, or the one that is given; a line
     says so.
     """
     path = tmp_path / "a.h264"
@@ -546,9 +547,9 @@ def write_hollow(path: Path, films) -> None:
 
 @pytest.mark.parametrize("name, make, message", [
     ("file:gone.mp4", lambda path, films: None, "no such file; a video file"),
-    ("folder", lambda path, films: path.mkdir(), "no such file; a video file, an address .* is read"),
+    ("folder", lambda path, films: path.mkdir(), "no such file; a video .*, an address .* is read"),
     ("pipe.mp4", lambda path, films: os.mkfifo(path), "no such file; a video file"),
-    ("empty.mp4", lambda path, films: path.touch(), "cannot be opened as a video .Invalid data found"),
+    ("empty.mp4", lambda path, films: path.touch(), "cannot be opened as a video .Invalid data"),
     ("text.txt", lambda path, films: path.write_text("dear diary\n" * 100), "text file"),
     ("hollow.mp4", write_hollow, "not one picture"),
     ("a.srt", lambda path, films: path.write_text(CUE), "no video stream"),
