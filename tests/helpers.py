@@ -130,6 +130,7 @@ def video(model: nar.Narrator, frames: int = 20, at: tuple[int, ...] = (0, 3, 9,
     return x, narrations
 
 
+@lru_cache
 def kitchen_tokens(frames: int | None = None) -> torch.Tensor:
     """Frame tokens [T, J, D] of toy/kitchen.mp4, or of its first frames."""
     encoder = nar.VisionEncoder(str(TOY / "vision"))
