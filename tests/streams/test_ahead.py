@@ -59,27 +59,24 @@ def test_the_same_stream_in_fewer_passes(variant):
     """With grouped queries. Compared with stream.py alone: ids, counters, lengths; p([SKIP]) up to
     1e-5; and the cache at the end.
     """
-    model, x = lively(grouped(), frames=20, **VARIANTS[variant])
+    model, x = lively(grouped(), frames=16, **VARIANTS[variant])
     passes = count_passes(model)
     steps, context = plain(model, x)
     plain_passes = list(passes)
     assert sum(step.narration is not None for step in steps) > 4
 
-    for lookahead, guesses in ((1, 0), (1, 3), (8, 2)):
+    for lookahead, guesses in ((1, 3), (8, 2)):
         passes.clear()
         ahead = open_stream(model, lookahead=lookahead, guesses=guesses)
         assert_same_stream(list(narrate(model, x, context=ahead)), steps)
         assert_same_cache(ahead, context)
-        if (lookahead, guesses) == (1, 0):
-            assert passes == plain_passes
-        else:
-            assert len(passes) < len(plain_passes)
+        assert len(passes) < len(plain_passes)
 
 
 @pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
 def test_families(family):
     """Biases (Qwen2), norms of queries and keys (Qwen3); LoRA merged."""
-    model, x = lively(small(family), frames=20, last_k=2)
+    model, x = lively(small(family), frames=14, last_k=2)
     steps, _ = plain(model, x)
     model.merge()
     assert_same_stream(list(narrate(model, x, lookahead=4)), steps, tolerance=1e-4)
@@ -87,8 +84,8 @@ def test_families(family):
 
 def test_frames_are_taken_ahead_only_as_asked():
     """The plain loop never takes a frame before it has given its Decision for the one before."""
-    model = tiny()
-    x, _ = video(model)
+    model = tiny(max_new_tokens=2)
+    x, _ = video(model, 8)
     for context, lookahead in (
         (stream.Context(model), 1),
         (open_stream(model, guesses=0), 1),

@@ -12,7 +12,7 @@ from test_bounds import most_tokens
 WORDS = 12
 
 
-@pytest.mark.parametrize("hours", [0.05, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("hours", [0.03, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_stream_without_end_is_bounded(hours, tmp_path):
     """It is dark in the second of four parts: no sentence, and the segment grows as far as it may.
     Ten times the camera is away, and the segment is restarted. In the third part the stream is
@@ -21,7 +21,8 @@ def test_a_stream_without_end_is_bounded(hours, tmp_path):
     live_bounds(narrator)
     config = narrator.config
     config.max_segment = 10.0
-    config.max_position = 2500         # ten narrations and what was between them have 1,400
+    config.last_k = 4
+    config.max_position = 900          # four narrations and what was between them have 600
     count = round(hours * 3600 * config.fps)
     torch.manual_seed(0)
     pool = torch.randn(50, config.J, config.width)
@@ -65,4 +66,5 @@ def test_a_stream_without_end_is_bounded(hours, tmp_path):
     assert decided == count
     assert context.restarts > len(outages)         # in the dark, after every ten seconds, too
     assert context.rewound > 0
-    assert bytes_at[count - 1] <= bytes_at[in_the_dark[-1]]    # the dark part filled it
+    most_in_the_dark = max(bytes_at[t] for t in in_the_dark)
+    assert max(bytes_at[t] for t in range(count // 2, count)) <= most_in_the_dark

@@ -35,7 +35,7 @@ def setting(seed):
     llm = grouped() if chance.random() < 0.4 else None
     model = tiny(seed, llm=llm, **given)
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(chance.randint(2, 30), model.config.J, model.config.width, generator=generator)
+    x = torch.randn(chance.randint(2, 20), model.config.J, model.config.width, generator=generator)
     options = {"lookahead": chance.randint(1, 8), "guesses": chance.randint(0, 4)}
     return model, x, options
 
@@ -55,7 +55,7 @@ def assert_same(made, expected, rounding=1e-5):
         assert one.p_skip == pytest.approx(other.p_skip, abs=rounding)
 
 
-SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed >= 6 else ()) for seed in range(60)]
+SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed >= 4 else ()) for seed in range(60)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -82,8 +82,8 @@ def test_the_narrations_are_those_of_the_plain_form(seed, monkeypatch):
 
 def test_other_passes_stay_as_they_are():
     """Those of VideoLLM-MoD have shapes that depend on the frame."""
-    model = tiny(memory="none", prune=False, mod_keep=0.2)
-    x = torch.randn(8, model.config.J, model.config.width)
+    model = tiny(memory="none", prune=False, mod_keep=0.2, max_new_tokens=3)
+    x = torch.randn(6, model.config.J, model.config.width)
     plain = list(stream.narrate(model, x, context=open_stream(model, lookahead=1)))
     assert_same(list(stream.narrate(model, x, context=with_graphs(model, lookahead=1))), plain)
 

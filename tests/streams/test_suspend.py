@@ -66,27 +66,24 @@ def narrate_in_parts(model, x, path, share, lookahead, restarts=()):
 
 
 @pytest.mark.parametrize("lookahead, changes", [
-    (4, {"last_k": 2}),
     (4, {"readout": "cls", "keep_newline": True, "last_k": 1}),
     (4, {"last_k": 0, "narration_memory": 4}),
-    (4, ONLINE),
     (3, ONLINE | {"mod_keep": 0.4}),
     # saved after positions were turned back, and in the middle of a restarted segment
-    (1, BOUNDS | {"last_k": 2}),
-    (2, BOUNDS | {"readout": "cls", "last_k": 1}),
+    (2, BOUNDS | {"last_k": 2}),
 ], ids=str)
 def test_bit_by_bit(tmp_path, lookahead, changes):
     """Every p([SKIP]), every token and every length of the cache is that of the stream without
     interruption.
     """
     is_bounded = "max_segment" in changes
-    model, x = lively(grouped(), frames=40 if is_bounded else 20, **changes)
+    model, x = lively(grouped(), frames=36 if is_bounded else 16, **changes)
     restarts = (17, 30) if is_bounded else ()
     uninterrupted, _ = narrate_in_parts(model, x, tmp_path / "s", 0.0, lookahead, restarts)
     rows, parts = narrate_in_parts(model, x, tmp_path / "s", 0.7, lookahead, restarts)
     assert rows == uninterrupted
     assert len(parts) > 4
-    assert sum(narration is not None for _, _, narration, _ in rows) > 3
+    assert sum(narration is not None for _, _, narration, _ in rows) > 2
     assert (parts[-1].restarts > 2 and parts[-1].rewound > 0) == is_bounded
 
 
