@@ -139,16 +139,15 @@ def with_history(Base: type[Context]) -> type[Context]:
 
         def read_memory(self) -> None:
             """Also absorb the narration of the present segment. After a restart there is none."""
-            history, _ = self.memory or (None, None)    # the latest read-out [1, N, D_lm]
             super().read_memory()
             tokens = self.cache.tokens
             words = [i for i, kind, number in zip(tokens.ids, tokens.kind, tokens.number)
                      if kind == NARRATION and number == self.segment]
+            memory = self.narrator.narration_memory
             if words:
-                memory = self.narrator.narration_memory
                 e = self.narrator.embed_words(words + [self.layout.eot])
                 self.history_state = memory.step(e, self.history_state)
-                history = memory.read(self.history_state, self.history_queries)
+            history = memory.read(self.history_state, self.history_queries)     # [1, N, D_lm]
             self.memory = (history, self.memory)
 
     return HistoryContext

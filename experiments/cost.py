@@ -31,7 +31,6 @@ import narrator as nar
 import stream
 from narrator import load, make_config, new_narrator
 from streams.bounds import open_stream
-from streams.suspend import memory_tensors
 from support.common.devices import device_and_dtype, synchronise
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
@@ -133,9 +132,9 @@ def state_bytes(context: stream.Context) -> int:
     """Bytes of a stream's memories: their states, and the tokens read from them."""
     tensors = [context.state]
     if hasattr(context, "history_state"):               # Table 15
-        tensors.append(context.history_state)
-    if context.memory is not None:
-        tensors += memory_tensors(context).values()
+        tensors += [context.history_state, *context.memory]
+    elif context.memory is not None:
+        tensors.append(context.memory)
     return sum(tensor.nbytes for tensor in tensors)
 
 

@@ -134,11 +134,8 @@ class Ahead(Context):
             logits = self.read_ahead(tokens, x)
         total = logits.sum() if x is None else logits.sum() + self.state.sum()
         if not math.isfinite(total):
-            also = ""
-            if x is not None and self.guessed:
-                also = ", or at one that was read ahead"
-            raise BadData(f"at frame {self.frame}{also}, the model's numbers are not finite; "
-                          f"try --dtype bfloat16 or float32")
+            raise BadData(f"at frame {self.frame}, or at one that was read ahead, the model's "
+                          f"numbers are not finite; try --dtype bfloat16 or float32")
         return logits
 
     def read_ahead(self, tokens: Tokens, x: Tensor | None) -> Tensor:

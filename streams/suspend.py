@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from narrator import Tokens
@@ -47,7 +47,7 @@ from support.common.text import without_secrets
 from support.files.video import is_pipe_or_url
 from support.files.features import file_and_name
 
-FORMAT = 4
+FORMAT = 5
 # seconds between two saves, roughly; a live source is also saved after each narration
 EVERY = 60.0
 
@@ -55,8 +55,8 @@ EVERY = 60.0
 FREE = ("theta", "theta_low", "refractory", "max_new_tokens", "max_segment", "max_position",
         "lora_rank", "lora_alpha", "lora_dropout", "memory_dropout")
 
-# What a Context (stream.py), reading ahead and bounds carry from frame to frame, beside the cache.
-# A baseline's Context names what it adds (FURTHER_TENSORS).
+# What a Context (stream.py), reading ahead and bounds carry from frame to frame, beside the cache. A
+# baseline's Context names the tensors that it adds (FURTHER_TENSORS). Memory tokens are read anew.
 TENSORS = ("state", "state_to_read")
 NUMBERS = ("position", "segment", "frame", "time", "last_narration_time", "p_skip", "theta",
            "segment_start", "start_frame", "start_time", "restart_asked", "restarts", "rewound")
@@ -154,7 +154,7 @@ class State:
 
     def end(self) -> None:
         """Save the stream, after the last frame."""
-        if self.path and self.context.frame > 0:
+        if self.path:
             # a live source never is done: the next command appends to its files
             self.save(done=not self.given.live)
 
@@ -192,14 +192,13 @@ def read_state(path: str | Path) -> tuple[dict, dict[str, Tensor]]:
     try:
         with safe_open(path, "pt") as file:
             about = file.metadata() or {}
-            # copies, not views: the file is replaced by the next save
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
         if about["digest"] != digest_of(about["state"], sorted(tensors.items())):
             raise ValueError("its digest differs")
         header = json.loads(about["state"])
         if header["format"] != FORMAT:
             raise ValueError(f"it has format {header['format']}, not {FORMAT}")
-    except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
+    except Exception as error:                  # a damaged file can raise nearly anything
         raise BadData(f"{path}: is damaged, or no state of this version ({first_line(error)}); "
                       f"delete it, or give another --state (a recording then begins anew, and its "
                       f"outputs with it; those of a live source go on)") from error
@@ -212,10 +211,9 @@ def pack(context: Bounded) -> tuple[dict, dict[str, Tensor]]:
     numbers = {name: getattr(context, name) for name in NUMBERS}
     numbers |= {name: list(getattr(context, name)) for name in LISTS}
     numbers["opens"] = context.next_tokens is not None
+    numbers["layers"] = len(cache.keys)
     numbers["tokens"] = asdict(cache.tokens)
     tensors = {name: getattr(context, name) for name in tensors_of(context)}
-    if context.memory is not None:
-        tensors |= memory_tensors(context)
     for layer in cache.keys:
         tensors[f"keys.{layer}"] = cache.keys[layer]
         tensors[f"values.{layer}"] = cache.values[layer]
@@ -234,31 +232,18 @@ def unpack(context: Bounded, numbers: dict, tensors: dict[str, Tensor]) -> None:
     tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
     for name in tensors_of(context):
         setattr(context, name, tensors[name])
-    context.memory = tensors.get("memory")
-    if "history" in tensors:                    # of a narration memory (baselines)
-        context.memory = (tensors["history"], context.memory)
-    context.next_tokens = None
-    if numbers["opens"]:
-        if context.frame == 0:
-            context.next_tokens = context.layout.first()
-        else:
-            context.next_tokens = context.layout.opening(context.segment)
-
     cache = context.cache
-    for name, tensor in tensors.items():
-        kind, _, layer = name.partition(".")
-        if kind == "keys":
-            values = tensors[f"values.{layer}"]
-            cache.update(tensor.to(narrator.llm.dtype), values.to(narrator.llm.dtype), int(layer))
+    for layer in range(numbers["layers"]):
+        keys = tensors[f"keys.{layer}"].to(narrator.llm.dtype)
+        values = tensors[f"values.{layer}"].to(narrator.llm.dtype)
+        cache.update(keys, values, layer)
     cache.tokens = Tokens(**numbers["tokens"])
 
-
-def memory_tensors(context: Bounded) -> dict[str, Tensor]:
-    """The memory tokens of the present segment; with a narration memory (baselines), both kinds."""
-    if isinstance(context.memory, Tensor):
-        return {"memory": context.memory}
-    history, memory = context.memory
-    return {"history": history, "memory": memory}
+    context.next_tokens = None
+    if numbers["opens"]:
+        # a segment is fed its memory tokens when it opens, and the state is still that of line 17
+        context.next_tokens = context.layout.opening(context.segment)
+        context.read_memory()
 
 
 def tensors_of(context: Bounded) -> tuple[str, ...]:

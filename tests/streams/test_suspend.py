@@ -373,7 +373,7 @@ def without_digest(path):
     (lambda state: os.truncate(state, state.stat().st_size - 100), "is damaged"),
     (lambda state: shutil.copy(state.with_name("y.safetensors"), state), "is damaged"),
     (without_digest, "is damaged"),
-    (rewritten(lambda header: header.update(format=3)), "no state of this version .*format 3, not 4"),
+    (rewritten(lambda header: header.update(format=3)), "no state of this version .*format 3, not 5"),
     (rewritten(lambda header: header["stream"].pop("words")), "expected a state of this program"),
     (rewritten(lambda header: header.update(stream=[])), "expected a state of this program"),
     (rewritten(lambda header: header["stream"].update(tokens=5)), "expected a state"),
