@@ -228,8 +228,7 @@ def run_inputs(args: argparse.Namespace) -> None:
     model = args.model or default_model(args, live)
     narrator, encoder = load_models(model, args, live)
     probe = None
-    wants_probe = args.explain or args.trace or streams[0].page is not None
-    if wants_probe and (Path(model) / PROBE).exists():      # the toy's alone have one
+    if (Path(model) / PROBE).exists():                      # the toy's alone have one
         from toy.probe import load_probe
         probe = load_probe(model)
     if args.explain:
@@ -320,10 +319,8 @@ def show(stream: Stream, narrator: Narrator, encoder: VisionEncoder | None,
             bar.total = stream.total
             bar.initial = stream.first_frame            # says nothing of this command's speed
             bar.update(decision.frame + 1 - bar.n)
-            numbers = {"cache": f"{decision.text_tokens}+{decision.visual_tokens} tokens"}
-            if stream.given.live:
-                numbers["late"] = f"{stream.video.late[0]:.1f} s"
-            bar.set_postfix(numbers, refresh=False)
+            cache = f"{decision.text_tokens}+{decision.visual_tokens} tokens"
+            bar.set_postfix({"cache": cache}, refresh=False)
             lines = lines_about(stream, decision, row, args)
             if lines:
                 with tqdm.external_write_mode(file=sys.stdout):

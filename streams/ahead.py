@@ -141,8 +141,7 @@ class Ahead(Context):
         else:
             self.take_back()
             logits = self.read_ahead(tokens, x)
-        total = logits.sum() if x is None else logits.sum() + self.state.sum()
-        if not math.isfinite(total):
+        if not math.isfinite(logits.sum() + self.state.sum()):
             raise BadData(f"at frame {self.frame}, or at one that was read ahead, the model's "
                           f"numbers are not finite; try --dtype bfloat16 or float32")
         return logits

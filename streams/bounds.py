@@ -24,6 +24,7 @@ key only needs the rotation of the difference.
 """
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
 
@@ -58,8 +59,7 @@ class Bounded(Ahead):
         self.restart_asked = False      # before the next frame, unless it opens a segment anyway
         self.restarts = 0               # how many there were
         self.rewound = 0                # how often positions were turned back
-        self.start_frame = 0            # the first frame since the last narration or restart
-        self.start_time = 0.0           # seconds, of that frame
+        self.start_time = 0.0           # seconds, of the first frame since a narration or restart
         # The counter where the visual tokens of the present segment begin, and where each of the
         # last k narrations begins
         self.segment_start = 0
@@ -81,7 +81,6 @@ class Bounded(Ahead):
             if self.next_tokens is None and self.overdue():
                 self.reopen()
             if self.next_tokens is not None:
-                self.start_frame = self.frame
                 self.start_time = self.time
                 self.restart_asked = False
                 # The end of text and the newline of the last narration come before visual tokens.
@@ -89,20 +88,14 @@ class Bounded(Ahead):
             yield x
 
     def overdue(self) -> bool:
-        """Whether the segment has lasted `max_segment` seconds, by the clock or by its number of
-        frames, or a restart was asked for. Without pruning, nothing is ever restarted.
+        """Whether the segment has lasted `max_segment` seconds, or a restart was asked for. Without
+        pruning, nothing is ever restarted.
         """
-        config = self.config
-        if not config.prune:
+        if not self.config.prune:
             return False
-        if self.restart_asked:
-            return True
-        if config.max_segment is None:
-            return False
-        by_frames = (self.frame - self.start_frame) / config.fps
-        by_clock = self.time - self.start_time
         rounding = 1e-6
-        return max(by_frames, by_clock) >= config.max_segment - rounding
+        longest = self.config.max_segment or math.inf
+        return self.restart_asked or self.time - self.start_time >= longest - rounding
 
     def reopen(self) -> None:
         """Restart the segment: read the memory, drop the frames, and open the segment again."""
@@ -190,7 +183,7 @@ def live_bounds(narrator: Narrator, given: Container[str] = ()) -> str:
             rotation_frequencies(narrator)
         except BadData:             # rotations of another kind: positions grow without bound
             config.max_position = None
-    max_segment = config.max_segment or float("inf")
-    max_position = config.max_position or float("inf")
+    max_segment = config.max_segment or math.inf
+    max_position = config.max_position or math.inf
     return (f"the last {config.last_k} narrations are kept, segments of {max_segment:g} s at most, "
             f"positions up to {max_position:g}")

@@ -147,7 +147,7 @@ class Camera:
     gap         seconds between the picture before and this one; inf: there was none
     begin       the time from which on pictures have come without an outage: more than OUTAGE
                 seconds without one, or three pictures where these are rare
-    late        seconds from the arrival of a picture to its sentence: the newest, and the longest
+    late        the most seconds from the arrival of a picture to its sentence
 
     A change of state is one line on stderr. Raises BadData if the source is not there at the start,
     or is given up.
@@ -173,7 +173,7 @@ class Camera:
         self.time = 0.0
         self.gap = inf
         self.begin = 0.0
-        self.late = (0.0, 0.0)
+        self.late = 0.0
         # counts for the report
         self.decoded = 0
         self.taken = 0
@@ -230,8 +230,7 @@ class Camera:
 
         It does not reach back over an outage.
         """
-        late = uptime() - self.arrived
-        self.late = (late, max(late, self.late[1]))
+        self.late = max(self.late, uptime() - self.arrived)
         time_of_day = datetime.fromtimestamp(self.wall, timezone.utc)
         return row | {
             "start": max(row["start"], self.begin),
@@ -241,7 +240,7 @@ class Camera:
     def report(self) -> None:
         """Print in one line on stderr what came, and how late the sentences were."""
         self.say(f"{self.decoded} pictures decoded, {self.taken} taken, {self.dropped} dropped; "
-                 f"{self.reconnects} reconnects; sentences at most {self.late[1]:.2f} s late")
+                 f"{self.reconnects} reconnects; sentences at most {self.late:.2f} s late")
 
     def say(self, text: str) -> None:
         say_when(f"{self.name}: {text}")

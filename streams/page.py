@@ -35,8 +35,8 @@ END = 2                                 # tokens after the words of a narration:
 TEMPLATE = Path(__file__).with_suffix(".html")
 SMALL = 2_000_000                       # bytes of a video of which the page has a copy
 # columns of the page, and their names in a trace
-NUMBERS = {"p": "p_skip", "theta": "theta", "time": "time"}         # or None
-COUNTS = {"position": "position", "text": "text_tokens", "visual": "visual_tokens"}
+COLUMNS = {"p": "p_skip", "theta": "theta", "position": "position", "text": "text_tokens",
+           "visual": "visual_tokens"}
 
 
 class Record:
@@ -45,8 +45,8 @@ class Record:
     fps         frames a second
     sizes       tokens of the prompt, of the memory with its brackets, and of a frame with its
                 [SKIP]; {}: not known
-    columns     by name, a number for each row: a day has to be small. A time (s) is not known (nan)
-                where it follows from the frame's number
+    columns     by name, a number for each row, or nan for none: a day has to be small. There is no
+                time (s) where it follows from the frame's number
     last        the newest frame
     narrations  each with its `size` in tokens, and how many are `kept` for the segment after it; of
                 the toy, what the memory says of each of the `places` after it (toy/places.py), and
@@ -58,8 +58,7 @@ class Record:
     def __init__(self):
         self.fps = 2.0
         self.sizes = {}
-        self.columns = {name: array("d") for name in NUMBERS}
-        self.columns |= {name: array("q") for name in COUNTS}
+        self.columns = {name: array("d") for name in (*COLUMNS, "time")}
         self.last = -1
         self.narrations = deque(maxlen=SENTENCES_KEPT)
         self.restarts = deque(maxlen=SENTENCES_KEPT)
@@ -71,7 +70,8 @@ class Record:
         Returns the event for the page. The last frame of a file may come twice: the second row
         replaces the first.
         """
-        values = {name: row.get(in_trace) for name, in_trace in (NUMBERS | COUNTS).items()}
+        values = {name: row[in_trace] for name, in_trace in COLUMNS.items()}
+        values["time"] = row.get("time")
         if values["p"] is not None:
             values["p"] = round(values["p"], 4)
         for name, column in self.columns.items():
@@ -115,9 +115,8 @@ class Record:
 
         live: where and how the page goes on (serve.py); None: it does not
         """
-        rows = {name: self.columns[name].tolist() for name in COUNTS}
-        for name in NUMBERS:
-            rows[name] = [None if isnan(value) else value for value in self.columns[name]]
+        rows = {name: [None if isnan(value) else value for value in column]
+                for name, column in self.columns.items()}
         rows["first"] = self.last - len(rows["p"]) + 1
         return {"fps": self.fps, "said": list(self.narrations), "rows": rows, "sizes": self.sizes,
                 "restarts": list(self.restarts), "kitchen": self.kitchen, "live": live}
@@ -142,11 +141,6 @@ def video_source(video: Path, page: Path, embed: bool = False) -> str:
     """
     if embed or video.stat().st_size <= SMALL:
         return f"data:video/mp4;base64,{base64.b64encode(small_copy(video)).decode()}"
-    return video_address(video, page)
-
-
-def video_address(video: Path, page: Path) -> str:
-    """The address of the video, relative to the page."""
     relative = Path(os.path.relpath(video.resolve(), page.resolve().parent)).as_posix()
     return quote(os.fsencode(relative))                         # it may be no UTF-8
 

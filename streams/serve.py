@@ -193,7 +193,8 @@ class Handler(BaseHTTPRequestHandler):
         ended = False
         while not ended:
             events, known, ended = page.wait(known)
-            text = "".join(f"event: row\ndata: {event}\n\n" for event in events)
+            # retry [ms]: a browser without a connection asks again
+            text = "".join(f"retry: 500\nevent: row\ndata: {event}\n\n" for event in events)
             if ended:
                 text += "event: end\ndata: {}\n\n"
             self.wfile.write(text.encode())

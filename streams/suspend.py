@@ -59,7 +59,7 @@ FREE = ("theta", "theta_low", "refractory", "max_new_tokens", "max_segment", "ma
 # baseline's Context names the tensors that it adds (FURTHER_TENSORS). Memory tokens are read anew.
 TENSORS = ("state", "state_to_read")
 NUMBERS = ("position", "segment", "frame", "time", "last_narration_time", "p_skip", "theta",
-           "segment_start", "start_frame", "start_time", "restart_asked", "restarts", "rewound")
+           "segment_start", "start_time", "restart_asked", "restarts", "rewound")
 LISTS = ("words", "narration_starts")
 
 

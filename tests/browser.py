@@ -124,6 +124,11 @@ class Browser:
         tab.open(url)
         return tab
 
+    def close_tabs(self):
+        for tab in self.tabs.values():
+            self.ask("Target.closeTarget", targetId=tab.target)
+        self.tabs.clear()
+
 
 class Tab:
     def __init__(self, browser: Browser, session: str, target: str):
@@ -191,10 +196,6 @@ class Tab:
         self.js("1")
         return [event["params"]["request"]["url"] for event in self.events
                 if event["method"] == "Network.requestWillBeSent"]
-
-    def close(self):
-        self.browser.ask("Target.closeTarget", targetId=self.target)
-
 
 def main():
     page, picture = sys.argv[1:]

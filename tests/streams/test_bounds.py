@@ -231,17 +231,10 @@ def test_nothing_is_ever_narrated():
     assert len(set(rooms[5:])) == 1
 
 
-def test_a_clock_that_stands_still_does_not_unbound_a_segment():
-    model = constant(theta=0.0, theta_low=0.0, max_segment=2.0)
-    steps = list(narrate(model, video(model, 10)[0], clock=lambda: 1.0))
-    assert restarts_of(model, steps) == [5, 9]
-
-
 # ------------------------------------------------------------------ positions
 
 ROPES = {
     "default": {"rope_type": "default", "rope_theta": 1e4},
-    "linear": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4},
     "llama3": {"rope_type": "llama3", "factor": 8.0, "rope_theta": 5e5,
                "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 256},

@@ -8,7 +8,7 @@ from commands.evaluate_command import measures_of
 from streams.loops import course_of
 from support.files.tracks import NarratedVideo, Sentence
 
-SEEDS = range(20)
+SEEDS = range(8)
 
 
 def story(seed: int, words: str, sentences: int = 30) -> list[Sentence]:

@@ -33,8 +33,6 @@ from test_commands import call
 from test_stream import narrated_kitchen
 
 KITCHEN = ROOT / "toy" / "kitchen.mp4"
-needs_chromium = pytest.mark.skipif(
-    CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 READY = "document.documentElement.dataset.ready"
 TEXT = "[...document.querySelectorAll(%r)].map(e => e.textContent)"
 SHOWN = TEXT % "#list span"                     # the sentences on the page
@@ -64,9 +62,25 @@ def said(kitchen):
 
 
 @pytest.fixture(scope="module")
-def browser():
+def chromium():
+    if CHROMIUM is None:
+        pytest.skip("needs a browser: apt-get install chromium")
     with Browser() as one:
         yield one
+
+
+@pytest.fixture
+def browser(chromium):
+    yield chromium
+    chromium.close_tabs()
+
+
+@pytest.fixture
+def tab(kitchen, browser):
+    """The page of the kitchen."""
+    tab = browser.tab((kitchen / "page.html").as_uri())
+    tab.wait(VIDEO_READY)
+    return tab
 
 
 def lines(path: Path, rows: list[dict]) -> Path:
@@ -271,14 +285,11 @@ def told(sentence: dict) -> float:
     return sentence["frame"] / 2
 
 
-@needs_chromium
 def test_page(kitchen, said, browser):
     """It opens at a time. Lines, keys and curve seek; the line is lit, the caption shown; nothing
     else is loaded, no error."""
-    tab = browser.tab((kitchen / "page.html").as_uri() + "#t=60")
+    tab = browser.tab((kitchen / "page.html").as_uri() + "#t=1:01.5")
     tab.wait(VIDEO_READY)
-    wait_for_second(tab, 60)
-    tab.js("location.hash = '#t=1:01.5', 0")
     wait_for_second(tab, 61.5)
     tab.js("window.v = document.querySelector('video'), 0")
     tab.click("#list button", 20)
@@ -309,19 +320,15 @@ def test_page(kitchen, said, browser):
     tab.wait(f"{points} < {points_before}")
     assert tab.problems() == []
     assert all(address.startswith(("file:", "data:", "blob:")) for address in tab.requests())
-    tab.close()
 
 
-@needs_chromium
-def test_what_the_memory_knows(kitchen, trace, said, browser):
+def test_what_the_memory_knows(tab, trace, said):
     """Of each place that shows nothing: what the memory said after the sentence before, and whether
     that is right. The words that only the memory can give are underlined."""
     true = Kitchen(7, len(json.loads(KITCHEN.with_suffix(".json").read_text())["narrations"]) - 1)
     shown = true.labels()[:, :, 0] > 0                           # [T, 9]
     read = [row for row in trace if "places" in row]
     assert [row["frame"] for row in read] == [row["frame"] for row in trace if row["narrate"]]
-    tab = browser.tab((kitchen / "page.html").as_uri())
-    tab.wait(VIDEO_READY)
     classes = []
     for before, sentence in zip(read[3::6], said[4::6]):
         frame = sentence["frame"]
@@ -357,15 +364,11 @@ def test_what_the_memory_knows(kitchen, trace, said, browser):
     truths = {narration.text for narration in true.narrations}
     wrong = tab.js("[...document.querySelectorAll('#list small')].map(e => e.textContent)")
     assert all(text.removeprefix("✗ truth: ") in truths for text in wrong)
-    tab.close()
 
 
-@needs_chromium
-def test_tour(kitchen, trace, browser):
+def test_tour(tab, trace):
     """Each stop shows its moment and says what is to see there, and the part of which it speaks comes
     into sight."""
-    tab = browser.tab((kitchen / "page.html").as_uri(), 1280, 844)
-    tab.wait(VIDEO_READY)
     stops = tab.js("document.querySelectorAll('#stops button').length")
     assert 4 <= stops <= 6                              # without an error, there is none to show
     seen = []
@@ -383,14 +386,10 @@ def test_tour(kitchen, trace, browser):
     largest = max(row["text_tokens"] + row["visual_tokens"] for row in trace)
     fullest = int(re.search(r"more than (\d+) tokens", seen[-1])[1])
     assert largest < fullest < largest + 60             # before a pruning
-    tab.close()
 
 
-@needs_chromium
-def test_another_theta(kitchen, trace, browser):
+def test_another_theta(tab, trace):
     """Which ends of segments would move: over the recorded p([SKIP]) alone."""
-    tab = browser.tab((kitchen / "page.html").as_uri())
-    tab.wait(VIDEO_READY)
     moved = "document.querySelector('#moved').textContent"
     for theta in (0.05, 0.95):
         earlier = lost = 0
@@ -409,52 +408,30 @@ def test_another_theta(kitchen, trace, browser):
         assert f" {lost} would not end there" in tab.js(moved)
     tab.click("#recorded")
     tab.wait(f"{moved}.startsWith('Move it')")
-    tab.close()
 
 
-@needs_chromium
-@pytest.mark.parametrize("kind", ["camera", "waiting", "features", "moved", "cut"])
-def test_sentences_without_a_video(kind, trace, said, tmp_path, browser, monkeypatch):
-    """Where no video plays, the sentences can be read, and the page says what is missing. Also where
-    the beginning of a long stream is not kept."""
-    message = ""
-    if kind == "cut":
-        monkeypatch.setattr(player, "SENTENCES_KEPT", 7)
-    if kind in ("camera", "waiting"):
-        page = page_of()
-        if kind == "camera":
-            feed(page, trace, said)
-        url = serve.serve(page, 0)
-    else:
-        source = "a.safetensors"
-        if kind == "moved":
-            monkeypatch.setattr(player, "SMALL", -1)
-            source = tmp_path / "my video.mp4"
-            source.touch()
-            message = "The video is not beside this page: there is no my video.mp4."
-        file = tmp_path / "page.html"
-        with page_of(source, str(file)) as page:
-            feed(page, trace, said)
-        Path(source).unlink(missing_ok=True)
-        url = file.as_uri()
-    first_words = said[-7 if kind == "cut" else 0]["text"]
-    if kind == "waiting":
-        first_words = "Waiting for the first sentence"
-    tab = browser.tab(url)
+def test_sentences_without_a_video(trace, said, tmp_path, browser, monkeypatch):
+    """Where no video plays, the sentences that are kept can be read, and the page says what is
+    missing."""
+    monkeypatch.setattr(player, "SENTENCES_KEPT", 7)
+    monkeypatch.setattr(player, "SMALL", -1)
+    source = tmp_path / "my video.mp4"
+    source.touch()
+    with page_of(source, str(tmp_path / "page.html")) as page:
+        feed(page, trace, said)
+    source.unlink()
+    tab = browser.tab((tmp_path / "page.html").as_uri())
     tab.wait(READY)
+    message = "The video is not beside this page: there is no my video.mp4."
     tab.wait(f"document.querySelector('#missing').textContent.includes({json.dumps(message)})")
-    tab.wait(f"document.querySelector('#list').innerText.includes('{first_words}')")
+    tab.wait(f"document.querySelector('#list').innerText.includes('{said[-7]['text']}')")
     assert [text for text in tab.problems() if "ERR_FILE_NOT_FOUND" not in text] == []
-    tab.close()
 
 
-@needs_chromium
-def test_the_strip_is_the_cache(kitchen, trace, said, browser):
+def test_the_strip_is_the_cache(tab, trace):
     """Frame by frame: tokens of prompt, kept sentences, memory and frames, which sum up to the
     trace's; a sentence's frames leave after it."""
     frames = [row["frame"] for row in trace if row["narrate"]]
-    tab = browser.tab((kitchen / "page.html").as_uri())
-    tab.wait(VIDEO_READY)
     begin = frames[18] + 1
     tab.js(f"document.querySelector('video').currentTime = {begin / 2 + 0.01}")
     for row in trace[begin:frames[20] + 2]:
@@ -483,10 +460,8 @@ def test_the_strip_is_the_cache(kitchen, trace, said, browser):
             assert total == left
         tab.key(".")
     tab.wait("document.querySelectorAll('.frame.drawn').length")    # the pictures are there, too
-    tab.close()
 
 
-@needs_chromium
 def test_hostile_text_stays_text(trace, said, tmp_path, browser):
     """In the title, the address, the sentences, the captions, the tour, and what the memory says;
     also text of the template."""
@@ -513,12 +488,10 @@ def test_hostile_text_stays_text(trace, said, tmp_path, browser):
     tab.wait(f"({TEXT % '#places b'}).includes({json.dumps(text)})")
     assert tab.js("document.images.length") == 1        # the picture of the live page
     assert tab.problems() == []
-    tab.close()
 
 
 # ---------------------------------------------------------------------- the live page
 
-@needs_chromium
 def test_live(trace, said, browser, monkeypatch, tmp_path):
     """Who comes before the stream misses nothing, and a sentence is on the page at once. When the
     server has died and comes back, the page is loaded again, with the sentences from before."""
@@ -554,10 +527,8 @@ def test_live(trace, said, browser, monkeypatch, tmp_path):
     feed(resumed, trace[frames[15]:], said)
     tab.wait(f"({SHOWN}).length === {len(texts)}")
     assert [text for text in tab.problems() if "ERR_" not in text] == []
-    tab.close()
 
 
-@needs_chromium
 def test_live_follows_until_an_earlier_moment_is_chosen(trace, said, browser):
     page = page_of()
     feed(page, trace[:60], said)
@@ -573,10 +544,8 @@ def test_live_follows_until_an_earlier_moment_is_chosen(trace, said, browser):
     assert tab.js(why).startswith(f"Frame {said[1]['frame']},")
     tab.click("#now")
     tab.wait(f"{why}.startsWith('Frame 79,')")
-    tab.close()
 
 
-@needs_chromium
 def test_all_times_of_a_camera_are_times_of_day(trace, said, browser):
     page = page_of()
     wall = datetime(2026, 3, 1, 14, 30, tzinfo=timezone.utc)
@@ -591,7 +560,6 @@ def test_all_times_of_a_camera_are_times_of_day(trace, said, browser):
     assert [time.split(":", 1)[1] for time in times] == [
         f"30:{int(sentence['end']):02}" for sentence in said[:9]]
     assert ":30:35" in tab.js("document.querySelector('#why').textContent")
-    tab.close()
 
 
 class Mortal(serve.Server):
@@ -657,7 +625,6 @@ def test_what_the_server_answers(trace, said, tmp_path):
 
 
 @pytest.mark.parametrize("headers, code", [
-    ({}, 200),
     ({"Sec-Fetch-Site": "none"}, 200),                          # its address was typed
     ({"Sec-Fetch-Site": "same-origin", "Origin": "{page}", "Referer": "{page}/"}, 200),
     ({"Sec-Fetch-Site": "cross-site"}, 403),

@@ -10,10 +10,8 @@ CUE = "1\n00:00:01,000 --> 00:00:02,000\nA.\n\n"
 @pytest.mark.parametrize("form, whole, half", [
     ("srt", CUE, ""),
     ("srt", CUE, "2\n00:00:03,000 --> 00:00:04,000\nYou fi"),
-    ("srt", "", CUE[:-1]),
     ("vtt", "", "WEBVTT\n"),
     ("jsonl", '{"n": 0}\n', '{"n": '),
-    ("jsonl", '{"n": 0}\n', ""),
 ])
 def test_what_a_killed_process_left_half_is_cut_and_said(tmp_path, capsys, form, whole, half):
     path = tmp_path / f"a.{form}"
