@@ -16,7 +16,7 @@ legend: what is fed: prompt, x a token of the frame, m of the memory, n of the
         follows (Eq. 1); low: theta_low, soon after a narration
         l: the position counter; cache, after the frame: text (prompt,
         narrations) + visual (memory, frames) tokens"""
-LEGEND_OF_MEMORY = """\
+LEGEND_OF_MEMORY = """
         memory: which place showed what last (how sure, how long ago), the
         surest first, as a linear probe reads it from the memory tokens that
         open the next segment. Below 0.5 most are guesses; a place that has

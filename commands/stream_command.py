@@ -219,7 +219,7 @@ def run_inputs(args: argparse.Namespace) -> None:
         args.lookahead = 1 if live or args.pace or args.explain else LOOKAHEAD
     streams = []
     for given in inputs:
-        shown = given.files["html"] or args.serve is not None
+        shown = args.html or args.serve is not None
         streams.append(Stream(given, Page(given) if shown else None))
     if args.serve is not None:
         url = serve(streams[0].page, args.serve)
@@ -232,9 +232,7 @@ def run_inputs(args: argparse.Namespace) -> None:
         from toy.probe import load_probe
         probe = load_probe(model)
     if args.explain:
-        print(LEGEND, flush=True)
-    if args.explain and probe is not None:
-        print(LEGEND_OF_MEMORY, flush=True)
+        print(LEGEND if probe is None else LEGEND + LEGEND_OF_MEMORY, flush=True)
     failed = 0
     for stream in streams:
         stream.probe = probe

@@ -193,8 +193,6 @@ def guess(words: list[int], count: int, end: int) -> list[int]:
     Finds the latest place where the last two words (else the last one) stood, and returns what
     followed there: at most `count` ids, up to the id `end`.
     """
-    if count == 0:
-        return []
     for length in (2, 1):
         latest = words[-length:]
         for i in range(len(words) - length - 1, -1, -1):

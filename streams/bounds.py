@@ -174,16 +174,10 @@ def live_bounds(narrator: Narrator, given: Container[str] = ()) -> str:
     for name, value in (LIVE_BOUNDS | {"max_position": positions}).items():
         if name not in given and getattr(config, name) is None:
             setattr(config, name, value)
-    if config.last_k is None:
-        config.max_position = None
-        return (f"all narrations are kept: memory grows with each; "
-                f"segments of {config.max_segment:g} s at most")
-    if config.max_position is not None and "max_position" not in given:
+    if "max_position" not in given:
         try:
             rotation_frequencies(narrator)
         except BadData:             # rotations of another kind: positions grow without bound
             config.max_position = None
-    max_segment = config.max_segment or math.inf
-    max_position = config.max_position or math.inf
-    return (f"the last {config.last_k} narrations are kept, segments of {max_segment:g} s at most, "
-            f"positions up to {max_position:g}")
+    return (f"the last {config.last_k} narrations are kept, segments of {config.max_segment:g} s "
+            f"at most, positions up to {config.max_position or math.inf:g}")

@@ -26,12 +26,12 @@ class Input:
 
     source      as given
     name        of its outputs; "" of a single input
-    files       {one of FORMS: path, or None}
+    files       {one of FORMS: path}, those that are asked for
     live        its newest pictures count, and it cannot be read again
     """
     source: str
     name: str
-    files: dict[str, str | None]
+    files: dict[str, str]
     live: bool = False
 
 
@@ -42,7 +42,7 @@ def inputs_of(args: Namespace) -> list[Input]:
     options name folders. BadData if two inputs have the same name or a file in common, or if an
     output cannot be written, or only in place of your own narrations.
     """
-    options = {form: getattr(args, form) for form in FORMS}
+    options = {form: getattr(args, form) for form in FORMS if getattr(args, form)}
     inputs = []
     for source in args.input:
         live = is_live(source, args.live)
@@ -55,15 +55,14 @@ def inputs_of(args: Namespace) -> list[Input]:
                           f"it in another command, so that their outputs differ")
         inputs.append(Input(source, name, files_in_folders(name, options), live))
 
-    outputs = [file for given in inputs for file in given.files.values() if file]
+    outputs = [file for given in inputs for file in given.files.values()]
     for given in inputs:
         source, _ = file_and_name(given.source)
         check_distinct("" if given.live else source, *outputs)
         for form, path in given.files.items():
             check_writable(path, in_place=form in WRITTEN)
         # a stream that continues from its state continues its files, too
-        state = given.files["state"]
-        if not (state and os.path.exists(state)):
+        if not os.path.exists(given.files.get("state", "")):
             check_own_narrations(given)
     return inputs
 
@@ -72,8 +71,8 @@ def inputs_of(args: Namespace) -> list[Input]:
 def files_locked(given: Input) -> Iterator[None]:
     """A context in which no other run writes the files of an input; Locked if one does."""
     with ExitStack() as stack:
-        for path in map(Path, filter(None, given.files.values())):
-            path = Path(os.path.realpath(path))             # a link, and the file itself
+        for file in given.files.values():
+            path = Path(os.path.realpath(file))             # a link, and the file itself
             if path.is_file() or not path.exists():         # no pipe, nor /dev/null
                 stack.enter_context(locked(path.parent, path.name))
         yield
@@ -85,12 +84,12 @@ def name_of(source: str) -> str:
     return without_controls(Path(tensor or path).stem)
 
 
-def files_in_folders(name: str, folders: dict[str, str | None]) -> dict[str, str | None]:
+def files_in_folders(name: str, folders: dict[str, str]) -> dict[str, str]:
     """The output files of the input called `name`: {format: FOLDER/name.format}."""
     files = {}
     for form, folder in folders.items():
         suffix = "trace.jsonl" if form == "trace" else form
-        files[form] = f"{folder}/{name}.{suffix}" if folder else None
+        files[form] = f"{folder}/{name}.{suffix}"
     return files
 
 
@@ -100,10 +99,10 @@ def check_own_narrations(given: Input) -> None:
     `train.py --data FOLDER` takes such a file for narrations that people wrote.
     """
     video = Path(os.path.realpath(file_and_name(given.source)[0]))
-    for form in WRITTEN:
-        path = Path(os.path.realpath(given.files[form] or ""))
+    for file in given.files.values():
+        path = Path(os.path.realpath(file))
         beside_video = path.parent == video.parent and path.stem == video.stem
         if beside_video and path.suffix.lower() in NARRATIONS and path.exists():
-            raise BadData(f"{given.files[form]}: is there already, and beside a video narrations "
+            raise BadData(f"{file}: is there already, and beside a video narrations "
                           f"of its name are taken for your own (train.py --data); choose another "
                           f"name or folder, or delete it first")

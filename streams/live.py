@@ -56,10 +56,12 @@ LIVE_OPTIONS = {
     "probesize": "1000000",
     "fpsprobesize": "0",
 }
+UDP = {"overrun_nonfatal": "1", "fifo_size": "50000"}
 # Further ones, for a format or a protocol
 OPTIONS = {
     "rtsp": {"rtsp_transport": "tcp", "max_delay": "500000"},
-    "udp": {"overrun_nonfatal": "1", "fifo_size": "50000"},
+    "udp": UDP,
+    "rtp": UDP,                                     # carried by it
     "avfoundation": {"framerate": "30"},
     "http": {"reconnect": "1"},
 }
@@ -99,8 +101,6 @@ def address(source: str, given: dict[str, str]) -> tuple[str, str | None, dict[s
         file = "pipe:0"
 
     protocol = form or source.partition(":")[0].lower().removesuffix("s")       # rtsps, https
-    if protocol == "rtp":
-        protocol = "udp"                            # which carries it
     return file, form, LIVE_OPTIONS | OPTIONS.get(protocol, {}) | given
 
 

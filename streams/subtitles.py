@@ -57,9 +57,9 @@ class Writers:
     def __init__(self, given: Input, saved: dict | None = None):
         self.files = {}
         for form in WRITTEN:
-            path = given.files.get(form)
-            if path:
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
+            if form in given.files:
+                path = Path(given.files[form])
+                path.parent.mkdir(parents=True, exist_ok=True)
                 self.files[form] = open(path, "a", encoding="utf-8")
         # All files can be written: only now are they cut.
         for form, file in self.files.items():

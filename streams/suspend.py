@@ -281,7 +281,7 @@ def check_files(path: Path, given: Input, saved: dict) -> None:
     saved       what `Writers.written` returned
     """
     sizes = saved["bytes"]
-    files = {form: given.files[form] for form in WRITTEN if given.files.get(form)}
+    files = {form: file for form, file in given.files.items() if form in WRITTEN}
     if files.keys() != sizes.keys():
         listed = " ".join(f"--{form}" for form in sizes) or "no output files"
         raise BadData(f"{path}: was saved with {listed}; give the same, or another --state")

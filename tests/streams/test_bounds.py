@@ -311,8 +311,6 @@ def test_live_bounds():
     assert (config.last_k, config.max_segment, config.max_position) == (2, 5.0, 16_384)
     model = tiny(llm=grouped())                     # of 2,048 positions
     assert live_bounds(model).endswith("positions up to 2048")
-    model = tiny()
-    assert "memory grows" in live_bounds(model, {"last_k"}) and model.config.max_position is None
     model = tiny(memory="none", prune=False)
     assert "every frame" in live_bounds(model) and model.config.max_segment is None
 
