@@ -223,7 +223,7 @@ def run_inputs(args: argparse.Namespace) -> None:
         streams.append(Stream(given, Page(given) if shown else None))
     if args.serve is not None:
         url = serve(streams[0].page, args.serve)
-        print(f"page: {url}", file=sys.stderr, flush=True)
+        say(f"page: {url}")
 
     model = args.model or default_model(args, live)
     narrator, encoder = load_models(model, args, live)
@@ -246,7 +246,7 @@ def run_inputs(args: argparse.Namespace) -> None:
     if failed:
         raise BadData(f"{failed} of {len(streams)} inputs could not be narrated to their end")
     if args.serve is not None:
-        print(f"done; the page stays at {url} until Ctrl-C", file=sys.stderr, flush=True)
+        say(f"done; the page stays at {url} until Ctrl-C")
         while True:
             time.sleep(3600)
 
@@ -300,7 +300,7 @@ def load_models(model: str, args: argparse.Namespace,
         encoder = narrator.vision_encoder(dtype)
         speed_up(encoder)
     if live:
-        print(f"live: newest pictures first; {live_bounds(narrator, changes)}", file=sys.stderr)
+        say(f"live: newest pictures first; {live_bounds(narrator, changes)}")
     if args.compile:
         compile_narrator(narrator)
     else:

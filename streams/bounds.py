@@ -174,6 +174,10 @@ def live_bounds(narrator: Narrator, given: Container[str] = ()) -> str:
     for name, value in (LIVE_BOUNDS | {"max_position": positions}).items():
         if name not in given and getattr(config, name) is None:
             setattr(config, name, value)
+    if config.last_k is None:                                           # --last-k all
+        config.max_position = None
+        return (f"all narrations are kept: memory grows with each; "
+                f"segments of {config.max_segment:g} s at most")
     if "max_position" not in given:
         try:
             rotation_frequencies(narrator)

@@ -311,6 +311,8 @@ def test_live_bounds():
     assert (config.last_k, config.max_segment, config.max_position) == (2, 5.0, 16_384)
     model = tiny(llm=grouped())                     # of 2,048 positions
     assert live_bounds(model).endswith("positions up to 2048")
+    model = tiny()
+    assert "memory grows" in live_bounds(model, {"last_k"}) and model.config.max_position is None
     model = tiny(memory="none", prune=False)
     assert "every frame" in live_bounds(model) and model.config.max_segment is None
 
@@ -334,7 +336,7 @@ def test_darkness_in_the_kitchen():
     narrator = load(str(TOY)).merge()
     live_bounds(narrator)
     encode = narrator.vision_encoder()
-    x = kitchen_tokens(150)[:130]
+    x = kitchen_tokens(130)
 
     def sentences(x):
         steps = narrate(narrator, x, lookahead=4)

@@ -55,7 +55,7 @@ def assert_same(made, expected, rounding=1e-5):
         assert one.p_skip == pytest.approx(other.p_skip, abs=rounding)
 
 
-SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed >= 4 else ()) for seed in range(60)]
+SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed >= 3 else ()) for seed in range(60)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
