@@ -159,7 +159,11 @@ class State:
             self.save(done=not self.given.live)
 
     def save(self, done: bool = False) -> None:
-        """Write the file; done: the recording is narrated to its end."""
+        """Write the file; done: the recording is narrated to its end. Nothing goes on from before the
+        first frame.
+        """
+        if self.context.frame == 0:
+            return
         if self.camera is not None and self.camera.taken:
             self.live_clock = self.camera.wall - self.camera.time
         header = {
@@ -192,7 +196,8 @@ def read_state(path: str | Path) -> tuple[dict, dict[str, Tensor]]:
     try:
         with safe_open(path, "pt") as file:
             about = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            # copies, not views: the file is replaced by the next save
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
         if about["digest"] != digest_of(about["state"], sorted(tensors.items())):
             raise ValueError("its digest differs")
         header = json.loads(about["state"])

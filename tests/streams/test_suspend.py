@@ -387,6 +387,14 @@ def test_an_output_may_be_added_to_those_of_a_camera(tmp_path):
     assert len(rows_of(tmp_path / "jsonl")) == 5
 
 
+def test_nothing_is_saved_before_the_first_frame(tmp_path):
+    """Of a camera that never had a picture."""
+    state = suspend.State(Input("camera", "", {"state": str(tmp_path / "s")}, live=True))
+    assert state.resume(open_stream(at_every_frame()))
+    state.end()
+    assert not (tmp_path / "s").exists()
+
+
 def test_time_never_goes_back(tmp_path, monkeypatch):
     """The wall clock is set back by an hour between two runs of a camera."""
     model = at_every_frame()
