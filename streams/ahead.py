@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from narrator import FRAME, NARRATION, Narrator, Tokens
@@ -25,7 +24,6 @@ from stream import Cache, Context
 from support.common.errors import BadData
 
 GUESSED_WORDS = 3                   # at most
-BLOCK = 512                         # tokens; a cache has room for whole blocks
 
 
 class GrowingCache(Cache):
@@ -39,8 +37,7 @@ class GrowingCache(Cache):
         self.tokens = Tokens()
         self.largest = largest
         self.old = 0                    # tokens before the present pass
-        self.capacity = 0               # tokens for which there is room
-        # of each layer: keys and values with their room [1, heads, capacity, c]
+        # of each layer: keys and values with their room [1, heads, room, c]
         self.buffers: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
@@ -56,30 +53,12 @@ class GrowingCache(Cache):
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_, **__) -> tuple[Tensor, Tensor]:
         new = self.old + keys.shape[2]
-        key_buffer, value_buffer = self.buffers_of(layer, keys)
+        if layer not in self.buffers:                                   # the first pass
+            self.buffers[layer] = (with_room(keys, new), with_room(values, new))
+        key_buffer, value_buffer = self.buffers[layer]
         key_buffer[:, :, self.old:new] = keys
         value_buffer[:, :, self.old:new] = values
         return key_buffer[:, :, :new], value_buffer[:, :, :new]
-
-    def buffers_of(self, layer: int, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """A layer's buffers, for keys and values like these [1, heads, n, c]."""
-        if layer not in self.buffers:                                   # the first pass
-            self.make_room(keys.shape[2])
-            nothing = keys[:, :, :0]
-            self.buffers[layer] = (self.with_room(nothing), self.with_room(nothing))
-        return self.buffers[layer]
-
-    def with_room(self, kept: Tensor) -> Tensor:
-        """Keys or values [1, heads, n, c] at the beginning of a buffer, zeros behind them."""
-        return F.pad(kept, (0, 0, 0, self.capacity - kept.shape[2]))
-
-    def make_room(self, tokens: int) -> None:
-        """For so many tokens, and half as many again."""
-        if tokens <= self.capacity:
-            return
-        self.capacity = BLOCK * math.ceil(1.5 * tokens / BLOCK)
-        for layer, (keys, values) in self.buffers.items():
-            self.buffers[layer] = (self.with_room(keys), self.with_room(values))
 
     def crop(self) -> None:
         """Before each pass: what comes after the tokens may be written over, and there is room.
@@ -87,13 +66,25 @@ class GrowingCache(Cache):
         So a pass itself allocates nothing (torch.compile).
         """
         self.old = len(self.tokens.ids)
-        self.make_room(self.old + self.largest)
+        most = self.old + self.largest
+        for layer, (keys, values) in self.buffers.items():
+            if keys.shape[2] < most:
+                self.buffers[layer] = (with_room(keys, most), with_room(values, most))
 
     def select(self, index: Tensor) -> None:
         for buffers in self.buffers.values():
             for buffer in buffers:
                 index = index.to(buffer.device)
                 buffer[:, :, :len(index)] = buffer.index_select(2, index)
+
+
+def with_room(kept: Tensor, tokens: int) -> Tensor:
+    """Keys or values [1, heads, n, c] at the beginning of a buffer for half as many again as so many
+    tokens.
+    """
+    buffer = kept.new_empty(*kept.shape[:2], tokens * 3 // 2, kept.shape[3])
+    buffer[:, :, :kept.shape[2]] = kept
+    return buffer
 
 
 class Ahead(Context):

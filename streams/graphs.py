@@ -2,8 +2,8 @@
 and then started by one call in place of hundreds.
 
 A graph needs shapes that do not change. So a pass of the language model has 1, 2, 4, ... tokens:
-others are padded behind the last one. It reads the buffers of keys and values whole, and where it
-writes is a number on the device. Padding writes behind the cache's end, where nobody looks,
+others are padded behind the last one. Keys and values lie in buffers of one capacity, and where a
+pass writes is a number on the device. Padding writes behind the cache's end, where nobody looks,
 and the next pass writes over it.
 
 Elsewhere than on CUDA the same passes are computed without graphs: so they are tested.
@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from narrator import Narrator
 from streams.ahead import Ahead, GrowingCache
+
+CAPACITY = 512                  # tokens, at first; it doubles where more are needed
 
 
 class Recorded:
@@ -59,33 +61,54 @@ class Recorded:
 
 
 class FixedCache(GrowingCache):
-    """A Cache whose buffers are read whole, and the pass of the language model that fills them."""
+    """A Cache whose buffers have one capacity, and the pass of the language model that fills them."""
 
     def __init__(self, largest: int, narrator: Narrator):
-        super().__init__(padded_size(largest))
+        super().__init__(largest)
         self.narrator = narrator
+        self.capacity = CAPACITY
         self.rows: Tensor | None = None         # where the present pass writes [size]
         self.compute = Recorded(self.compute_padded)
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_, **__) -> tuple[Tensor, Tensor]:
         if self.rows is None:                               # those of a stream that was suspended
-            return super().update(keys, values, layer)
-        buffers = self.buffers_of(layer, keys)
-        for buffer, new in zip(buffers, (keys, values)):
+            self.buffers[layer] = self.with_capacity(keys), self.with_capacity(values)
+            return self.buffers[layer]
+        if layer not in self.buffers:                       # the first pass
+            nothing = keys[:, :, :0]
+            self.buffers[layer] = self.with_capacity(nothing), self.with_capacity(nothing)
+        for buffer, new in zip(self.buffers[layer], (keys, values)):
             buffer.index_copy_(2, self.rows, new)
-        return buffers
+        return self.buffers[layer]
 
-    def make_room(self, tokens: int) -> None:
-        """Graphs know the old buffers: they are recorded anew."""
-        if tokens > self.capacity:
-            super().make_room(tokens)
-            self.compute = Recorded(self.compute_padded)
+    def with_capacity(self, kept: Tensor) -> Tensor:
+        """Keys or values [1, heads, n, c] at the beginning of a buffer, zeros behind them."""
+        while self.capacity < kept.shape[2]:
+            self.capacity *= 2
+        return F.pad(kept, (0, 0, 0, self.capacity - kept.shape[2]))
+
+    def crop(self) -> None:
+        """Before each pass: there is room."""
+        self.old = len(self.tokens.ids)
+        self.make_room(padded_size(self.largest))
+
+    def make_room(self, size: int) -> None:
+        """For a pass of so many tokens. Graphs know the old buffers: they are recorded anew."""
+        if self.old + size <= self.capacity:
+            return
+        while self.old + size > self.capacity:
+            self.capacity *= 2
+        for layer, (keys, values) in self.buffers.items():
+            kept = keys[:, :, :self.old], values[:, :, :self.old]
+            self.buffers[layer] = self.with_capacity(kept[0]), self.with_capacity(kept[1])
+        self.compute = Recorded(self.compute_padded)
 
     def run(self, e: Tensor, positions: Tensor) -> Tensor:
         """As `Narrator.run`: embeddings [L, D_lm], positions [L] -> hidden states [L, D_lm]."""
+        size = padded_size(len(e))
+        self.old = len(self.tokens.ids)
+        self.make_room(size)
         new = len(e)
-        size = padded_size(new)
-        self.make_room(self.old + size)
         if new < size:
             e = F.pad(e, (0, 0, 0, size - new))
             positions = F.pad(positions, (0, size - new))

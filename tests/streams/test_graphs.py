@@ -8,7 +8,7 @@ import torch
 import narrator as nar
 import stream
 from helpers import TOY, grouped, tiny
-from streams import ahead
+from streams import graphs
 from streams.bounds import open_stream
 from streams.graphs import use_graphs
 from streams.suspend import pack, unpack
@@ -60,8 +60,8 @@ SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed >= 3 else ()) for see
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_narrations_are_those_of_the_plain_form(seed, monkeypatch):
-    """With buffers that have to grow; half-way through, suspended and resumed."""
-    monkeypatch.setattr(ahead, "BLOCK", 16)
+    """With a capacity that has to double; half-way through, suspended and resumed."""
+    monkeypatch.setattr(graphs, "CAPACITY", 16)
     model, x, options = setting(seed)
     plain = list(stream.narrate(model, x, context=open_stream(model, lookahead=1, guesses=0)))
     whole = with_graphs(model, **options)
