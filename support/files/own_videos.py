@@ -47,10 +47,11 @@ def list_videos(folder: Path, notes: Notes) -> dict[str, tuple[Path, Path | None
     encoded = {file.stem for file in folder.glob("features/*.safetensors")}
     listed = {name: (file, videos.get(name)) for name, file in narrations.items()
               if name in videos or name in encoded}
-    for file in [*videos.values(), *narrations.values()]:
-        if file.stem not in listed:
-            notes.add("videos or narrations left out, because the other is not beside it", 1,
-                      file.name)
+    alone = [file for file in [*videos.values(), *narrations.values()] if file.stem not in listed]
+    alone += [file for file in sorted(folder.glob("*/*")) if file.suffix.lower() in VIDEOS]
+    for file in alone:
+        notes.add("videos or narrations left out, because the other is not beside it in the folder "
+                  "itself", 1, str(file.relative_to(folder)))
     if not listed:
         raise BadData(notes.after(f"{folder}: has no video with narrations beside it, "
                                   f"such as a.mp4 and a.srt, .vtt, .csv or .json"))

@@ -357,10 +357,12 @@ def test_what_lies_in_the_folder(tmp_path, capsys):
     (folder / "c.MP4").write_bytes(b"x")
     for name in ("readme.txt", ".a.srt", "c.ass", "a.en.srt", "settings.json"):
         (folder / name).write_text("x")
+    (folder / "more").mkdir()
+    (folder / "more" / "d.mp4").touch()
     assert names(folder, "all") == ["a", "b"]
     notes = capsys.readouterr().err
-    assert "3 videos or narrations left out, because" in notes
-    assert "(c.MP4, a.en.srt, settings.json)" in notes
+    assert "4 videos or narrations left out, because" in notes
+    assert "(c.MP4, a.en.srt, settings.json, more/d.mp4)" in notes
     for first, second in (("a.mov", "a.mp4"), ("a.csv", "a.srt")):
         for name in (first, second):
             (folder / name).touch()
