@@ -12,7 +12,7 @@ from stream import Cache, Context
 from support.common.errors import BadData
 from test_evaluate import command
 
-AT = (0, 3, 5, 9, 12, 15, 18)
+AT = (0, 3, 5, 9, 12)
 ONLINE = {"memory": "none", "prune": False}
 
 
@@ -36,7 +36,7 @@ def test_positions_are_compacted_after_each_narration(changes, rotate):
     """The counter goes on behind the tokens that are left. Their keys have the rotation of where
     they are then, or of where they were fed."""
     model = tiny(**changes)
-    x, narrations = video(model, at=AT)
+    x, narrations = video(model, 14, at=AT)
     context = context_class(model, Compacted)(model, rotate=rotate)
     for step in narrate(model, x, given=dict(narrations), context=context):
         if step.narration:
@@ -50,7 +50,7 @@ def test_positions_are_compacted_after_each_narration(changes, rotate):
 
 def test_where_nothing_leaves_nothing_changes():
     model = tiny(**ONLINE)
-    x, narrations = video(model, at=AT)
+    x, narrations = video(model, 14, at=AT)
     contexts = [Context(model), Compacted(model, rotate=True), Windowed(model, 10_000)]
     plain, *others = [list(narrate(model, x, given=dict(narrations), context=context))
                       for context in contexts]

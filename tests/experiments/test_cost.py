@@ -50,11 +50,10 @@ def test_macs_are_those_of_the_layers():
 def test_the_variants_of_a_stream(monkeypatch):
     monkeypatch.setattr(cost, "EVERY", 4)
     monkeypatch.setattr(cost, "SENTENCE", 3)
-    result = run_cost("stream", "--frames", 8, "--window", 4, "--json")
-    assert result.keys() == cost.VARIANTS.keys()
-    tokens = {name: costs["cache_tokens"] for name, costs in result.items()}
-    assert tokens["FlowNar-C"] <= tokens["FlowNar"] < tokens["VideoLLM-online"]
-    assert result["VideoLLM-MoD"]["cache_mb"] < result["VideoLLM-online"]["cache_mb"]
+    names = ("FlowNar-C", "VideoLLM-MoD")
+    result = run_cost("stream", "--frames", 8, "--window", 4, "--json", "--variants", *names)
+    tokens = [result[name]["cache_tokens"] for name in names]
+    assert tokens[0] < tokens[1]
     assert all(costs["gmacs"] > 0 and costs["fps"] > 0 for costs in result.values())
 
 
