@@ -69,7 +69,6 @@ TRAININGS = {
     "retnet-longer": Training(f"--memory retnet {ALL}", LONGER),
     "mimetic-longer": Training(ALL, LONGER),
     "writing-longer": Training(f"--memory writing {ALL}", LONGER),
-    "delta-longer": Training(f"--memory delta {ALL}", LONGER),
     "mimetic-c-longer": Training("--last-k 10", LONGER),
     "mimetic-lora-frozen": Training(ALL, f"{LONGER} --freeze-lora"),
     "mimetic-frozen": Training(ALL, f"{LONGER} --freeze-memory"),
