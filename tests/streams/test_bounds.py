@@ -1,12 +1,9 @@
 """streams/bounds.py: streams without end. Restarts of segments, the clock, positions turned back,
 and the bounds of live sources."""
-from itertools import islice
-
 import pytest
 import torch
 from safetensors.torch import save_file
 
-import narrator as nar
 import stream
 from baselines import context_class
 from narrator import load
@@ -93,6 +90,7 @@ def test_restarts(changes):
 
     logits = record(model)
     context = open_stream(model, guesses=0)
+    context.restart()                                       # before the first frame, too
     steps = narrate_with_restarts(model, x, ASKED, context, dict(narrations))
     assert restarts_of(model, steps) == RESTARTS
     assert steps[-1].position == len(alone)
@@ -124,44 +122,6 @@ def test_lookahead_and_bounds(changes):
     assert {keys.shape[2] for keys in ahead.cache.keys.values()} == {len(ahead.cache.tokens)}
 
 
-def most_tokens(narrator, words, ahead=0):
-    """The formula of streams/bounds.py: how many tokens the cache can hold at most.
-
-    words       tokens of a narration
-    ahead       frames that are read ahead
-    """
-    config = narrator.config
-    layout = narrator.layout
-    brackets = len(layout.open + layout.close)
-    prompt = len(layout.first()) - layout.J - brackets
-    narration = words + len(layout.assistant + layout.newline) + 1
-    text = prompt + (config.last_k + 1) * narration
-    frames = round(config.max_segment * config.fps) + ahead
-    # with its brackets
-    memory = layout.opening(1).kind.count(nar.VISUAL) - layout.J - len(layout.open)
-    return text + memory + brackets - 1 + (layout.J + 1) * frames
-
-
-def test_the_formula_of_the_size():
-    """Segments of ten frames, after which narrations of six words are written: all that the cache
-    may hold, but for the end of text and the newline, which come when its frames are gone.
-    """
-    model = tiny(last_k=3, max_segment=5.0)
-    x, _ = video(model, 41)
-    context = open_stream(model, guesses=0)
-    lengths = []                                            # of the cache, after each pass
-    run = model.run
-
-    def counting(e, *arguments, **options):
-        lengths.append(context.cache.old + len(e))
-        return run(e, *arguments, **options)
-
-    model.run = counting
-    list(narrate(model, x, given={t: [5] * 6 for t in range(0, 41, 10)}, context=context))
-    assert context.restarts == 0
-    assert max(lengths) == most_tokens(model, 6) - 2
-
-
 def test_trace_and_last_line_count_restarts(tmp_path):
     """"restart" is in the trace where there was one, and only there."""
     source, trace = tmp_path / "x.safetensors", tmp_path / "t"
@@ -175,16 +135,11 @@ def test_trace_and_last_line_count_restarts(tmp_path):
         assert ("2 restarts" in errors) == bool(restarts)
 
 
-@pytest.mark.parametrize("changes, asked", [
-    ({}, (0, 1, 8)),                                # before a frame that opens a segment anyway
-    ({"memory": "none", "prune": False}, (3, 11)),  # nothing is ever pruned
-], ids=str)
-def test_where_a_restart_changes_nothing(changes, asked):
-    model = tiny(**changes)
+def test_where_nothing_is_pruned_there_is_no_restart():
+    model = tiny(memory="none", prune=False)
     x, narrations = video(model, FRAMES, AT)
     context = open_stream(model)
-    context.restart()                               # before the first frame, too
-    steps = narrate_with_restarts(model, x, asked, context, dict(narrations))
+    steps = narrate_with_restarts(model, x, ASKED, context, dict(narrations))
     assert context.restarts == 0
     assert_same_stream(steps, list(narrate(model, x, given=dict(narrations))))
 
@@ -212,23 +167,6 @@ def test_clock():
     assert [narration.end for narration in narrations] == [0.3, 4.4, 9.0, 50.0, 50.8]
     assert [narration.start for narration in narrations] == [0.0, 0.3, 4.4, 9.0, 50.0]
     assert restarts_of(model, steps) == [7]                 # the segment began at 10.0
-
-
-def test_nothing_is_ever_narrated():
-    """The counter goes round: after each restart it is where the segment began. The buffers of keys
-    stay as large as they were.
-    """
-    model = constant(theta=0.0, theta_low=0.0, max_segment=2.0)
-    context = open_stream(model)
-    positions = []
-    rooms = []
-    for step in islice(narrate(model, video(model, 62)[0], context=context), 61):
-        positions.append(step.position)
-        rooms.append(context.cache.buffers[0][0].shape[2])
-    opened = positions[0] + len(model.layout.opening(1))
-    frame = len(model.layout.frame(1))
-    assert positions[1:] == [opened, opened + frame, opened + 2 * frame, opened + 3 * frame] * 15
-    assert len(set(rooms[5:])) == 1
 
 
 # ------------------------------------------------------------------ positions

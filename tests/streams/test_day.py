@@ -2,14 +2,32 @@
 import pytest
 import torch
 
+import narrator as nar
 import stream
 from narrator import load
 from helpers import TOY
 from streams.bounds import live_bounds, open_stream
 from streams.suspend import read_state, unpack, write_state
-from test_bounds import most_tokens
 
 WORDS = 12
+
+
+def most_tokens(narrator, words, ahead=0):
+    """The formula of streams/bounds.py: how many tokens the cache can hold at most.
+
+    words       tokens of a narration
+    ahead       frames that are read ahead
+    """
+    config = narrator.config
+    layout = narrator.layout
+    brackets = len(layout.open + layout.close)
+    prompt = len(layout.first()) - layout.J - brackets
+    narration = words + len(layout.assistant + layout.newline) + 1
+    text = prompt + (config.last_k + 1) * narration
+    frames = round(config.max_segment * config.fps) + ahead
+    # with its brackets
+    memory = layout.opening(1).kind.count(nar.VISUAL) - layout.J - len(layout.open)
+    return text + memory + brackets - 1 + (layout.J + 1) * frames
 
 
 @pytest.mark.parametrize("hours", [0.03, pytest.param(2, marks=pytest.mark.slow)])
