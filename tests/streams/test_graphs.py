@@ -7,7 +7,7 @@ import torch
 
 import narrator as nar
 import stream
-from helpers import TOY, grouped, tiny
+from helpers import TOY, assert_same_stream, grouped, tiny
 from streams import graphs
 from streams.bounds import open_stream
 from streams.graphs import use_graphs
@@ -46,15 +46,6 @@ def with_graphs(model, encoder=None, **options):
     return context
 
 
-def assert_same(made, expected, rounding=1e-5):
-    assert [d.frame for d in made] == [d.frame for d in expected]
-    for one, other in zip(made, expected):
-        assert (one.narration and one.narration.tokens) == (other.narration and other.narration.tokens)
-        assert (one.position, one.text_tokens, one.pruned) == (
-            other.position, other.text_tokens, other.pruned)
-        assert one.p_skip == pytest.approx(other.p_skip, abs=rounding)
-
-
 SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed >= 3 else ()) for seed in range(60)]
 
 
@@ -65,7 +56,7 @@ def test_the_narrations_are_those_of_the_plain_form(seed, monkeypatch):
     model, x, options = setting(seed)
     plain = list(stream.narrate(model, x, context=open_stream(model, lookahead=1, guesses=0)))
     whole = with_graphs(model, **options)
-    assert_same(list(stream.narrate(model, x, context=whole)), plain)
+    assert_same_stream(list(stream.narrate(model, x, context=whole)), plain)
 
     middle = len(x) // 2
     first = with_graphs(model, lookahead=1)
@@ -77,7 +68,7 @@ def test_the_narrations_are_those_of_the_plain_form(seed, monkeypatch):
     first.take_back()
     second = with_graphs(model, **options)
     unpack(second, *pack(first))
-    assert_same(begun + list(stream.narrate(model, x[middle:], context=second)), plain)
+    assert_same_stream(begun + list(stream.narrate(model, x[middle:], context=second)), plain)
 
 
 def test_other_passes_stay_as_they_are():
@@ -85,7 +76,8 @@ def test_other_passes_stay_as_they_are():
     model = tiny(memory="none", prune=False, mod_keep=0.2, max_new_tokens=3)
     x = torch.randn(6, model.config.J, model.config.width)
     plain = list(stream.narrate(model, x, context=open_stream(model, lookahead=1)))
-    assert_same(list(stream.narrate(model, x, context=with_graphs(model, lookahead=1))), plain)
+    context = with_graphs(model, lookahead=1)
+    assert_same_stream(list(stream.narrate(model, x, context=context)), plain)
 
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -100,7 +92,7 @@ def test_graphs_give_the_narrations_of_the_plain_form(memory):
     plain = list(stream.narrate(model, x, context=open_stream(model, lookahead=1, guesses=0)))
     for options in ({"lookahead": 1, "guesses": 0}, {"lookahead": 4}):
         context = with_graphs(model, **options)
-        assert_same(list(stream.narrate(model, x, context=context)), plain)
+        assert_same_stream(list(stream.narrate(model, x, context=context)), plain)
 
 
 @pytest.mark.cuda
@@ -121,4 +113,4 @@ def test_the_bundled_narrator_from_pictures_by_graphs():
     assert len([step for step in plain if step.narration]) > 5
     by_graphs = partial(with_graphs, encoder=encoder)
     for lookahead in (4, 1):                # a GPU rounds batches of 4 pictures otherwise
-        assert_same(steps(by_graphs, lookahead), plain, rounding=1e-4)
+        assert_same_stream(steps(by_graphs, lookahead), plain, tolerance=1e-4)
