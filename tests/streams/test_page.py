@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from browser import CHROMIUM, Browser
-from commands.explain import sizes_of, trace_row
+from commands.explain import trace_row
 from helpers import ROOT, grouped, narrate, tiny, video
 from narrator import NARRATION
 from streams import page as player, serve
@@ -26,7 +26,7 @@ from streams.inputs import Input
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from support.files.video import Video, small_copy
-from toy.places import kitchen_of, words_of_memory
+from toy.places import kitchen_of
 from toy.probe import PLAIN, name_of_thing
 from toy.world import Kitchen
 from test_commands import call
@@ -93,8 +93,8 @@ def embedded(page: str) -> dict:
     return json.loads(gzip.decompress(b64decode(page.split('id="data">')[1].split("<")[0])))
 
 
-def page_of(source="rtsp://user:secret@10.0.0.7/door?password=x", html=None) -> serve.Page:
-    return serve.Page(Input(str(source), "", {"html": html}, live="://" in str(source)))
+def page_of(source="rtsp://user:secret@10.0.0.7/door?password=x") -> serve.Page:
+    return serve.Page(Input(str(source), "", {}, live="://" in str(source)))
 
 
 def feed(page: serve.Page, trace: list[dict], said: list[dict]):
@@ -110,40 +110,25 @@ def feed(page: serve.Page, trace: list[dict], said: list[dict]):
 
 @pytest.mark.parametrize("changes", [
     {"last_k": 0},
-    {"last_k": 2, "keep_newline": True},
+    {"last_k": 2},
     {"prune": False, "memory": "none"},
 ], ids=str)
-def test_a_record_knows_what_is_in_the_cache(changes):
-    """From the trace: which narrations the next segment sees, and how long each part is."""
+def test_a_record_knows_which_narrations_the_next_segment_sees(changes):
     model = tiny(llm=grouped(), **changes)
     record = player.Record()
-    sizes = sizes_of(model.layout)
     context = open_stream(model)
-    caches = []                                 # (narrations, text tokens) after each narration
+    caches = []                                 # numbers of narrations in it, after each of them
     x, given = video(model, 20, sorted({0, *random.Random(1).sample(range(1, 20), 9)}))
     for decision in narrate(model, x, given=dict(given), context=context):
         row = trace_row(decision, model.layout, context.cache)
         record.add(row, vars(decision.narration) if decision.narration else None)
         tokens = context.cache.tokens
-        in_cache = sorted({number for kind, number in zip(tokens.kind, tokens.number)
-                           if kind == NARRATION})
         if decision.narration:
-            caches.append((in_cache, context.cache.text))
-
-    narrations = list(record.narrations)
-    for (in_cache, text), narration in zip(caches, narrations, strict=True):
+            caches.append({number for kind, number in zip(tokens.kind, tokens.number)
+                           if kind == NARRATION})
+    for in_cache, narration in zip(caches, record.narrations, strict=True):
         end = narration["n"] + 1
-        kept = narration["kept"]
-        assert in_cache == list(range(end - kept, end))
-        narration_tokens = sum(one["size"] for one in narrations[end - kept:end])
-        newlines = end - kept if changes.get("keep_newline") else 0
-        # EOT and newline of the last narration are not fed yet
-        not_yet = 2 if kept > 0 else 0
-        assert sizes["prompt"] + narration_tokens - not_yet + newlines == text
-    visual = list(record.columns["visual"])
-    for before, first, second in zip(visual, visual[1:], visual[2:]):
-        if not before and first and second:             # the first two frames of a segment
-            assert (first, second - first) == (sizes["memory"] + sizes["frame"], sizes["frame"])
+        assert in_cache == set(range(end - narration["kept"], end))
 
 
 def test_a_record_is_bounded(trace, said, monkeypatch):
@@ -173,18 +158,16 @@ def test_files_that_do_not_fit_get_one_line(trace, said, tmp_path, change, messa
         player.read_record(lines(tmp_path / "n", said), lines(tmp_path / "t", trace))
 
 
-def video_of(page: str, path: Path) -> bytes | str:
-    """The video that a page holds, which is also written to `path`; or the address of one."""
+def video_of(page: str) -> bytes | str:
+    """The video that a page holds, or the address of one."""
     source = re.search(r'<video id="video" src="([^"]*)"', page)[1]
     if not source.startswith("data:"):
         return source
-    path.write_bytes(b64decode(source.removeprefix("data:video/mp4;base64,")))
-    return path.read_bytes()
+    return b64decode(source.removeprefix("data:video/mp4;base64,"))
 
 
 def test_command_line(kitchen, tmp_path, monkeypatch):
-    """A small video is in the page, as a copy with the same pictures; a large one only with
-    --embed."""
+    """A copy of a small video is in the page; of a large one only with --embed."""
     jsonl = kitchen / "jsonl"
     page = tmp_path / "p.html"
 
@@ -193,15 +176,11 @@ def test_command_line(kitchen, tmp_path, monkeypatch):
         return call(player, [str(word) for word in words])
 
     def written():
-        return video_of(page.read_text(), tmp_path / "copy.mp4")
+        return video_of(page.read_text())
 
     assert run(KITCHEN, jsonl, "-o", page)[0] == 0
     assert page.stat().st_size < 400_000
     assert len(written()) < KITCHEN.stat().st_size / 4
-    copies = list(Video(tmp_path / "copy.mp4"))
-    assert len(copies) == 304
-    for original, copy in zip(Video(KITCHEN), copies):
-        assert np.abs(original.astype(int) - copy).mean() < 12          # of 255
 
     source = tmp_path / "a & b'.mp4"
     source.write_bytes(KITCHEN.read_bytes())
@@ -236,12 +215,12 @@ def test_a_copy_has_even_sides_and_the_pace_of_the_video(tmp_path):
     assert len(brightness) in (15, 16) and brightness.index(True) in (7, 8)     # 0.75 s of 1.5 s
 
 
-def test_stream_writes_and_serves_the_same_page(kitchen, tmp_path):
+def test_stream_writes_and_serves_the_same_page(kitchen):
     """--html of stream.py is the page of the command line above."""
     record = player.read_record(kitchen / "jsonl", kitchen / "trace", KITCHEN)
     page = (kitchen / "page.html").read_text()
     # x264 need not write the same bytes twice
-    assert len(video_of(page, tmp_path / "copy.mp4")) > 10_000
+    assert len(video_of(page)) > 10_000
     source = re.search(r'<video id="video" src="([^"]*)"', page)[1]
     assert page == player.make_page("kitchen.mp4", record.content(), source)
     assert (kitchen / "served frame.jpg").read_bytes()[:2] == b"\xff\xd8"
@@ -274,17 +253,6 @@ def wait_for_second(tab, second: float, tolerance: float = 0.1):
     tab.wait(f"Math.abs(document.querySelector('video').currentTime - {second}) < {tolerance}")
 
 
-def wait_for_sentence(tab, sentence: dict):
-    """Until it is the caption, and its line is lit."""
-    tab.wait(f"{CAPTION} === {json.dumps(sentence['text'])} && {LIT} === {CAPTION} "
-             f"&& {CUE} === {CAPTION}")
-
-
-def told(sentence: dict) -> float:
-    """When it is written: at the beginning of the last frame of its segment."""
-    return sentence["frame"] / 2
-
-
 def test_page(kitchen, said, browser):
     """It opens at a time. Lines, keys and curve seek; the line is lit, the caption shown; nothing
     else is loaded, no error."""
@@ -293,19 +261,20 @@ def test_page(kitchen, said, browser):
     wait_for_second(tab, 61.5)
     tab.js("window.v = document.querySelector('video'), 0")
     tab.click("#list button", 20)
-    wait_for_second(tab, told(said[20]))
-    wait_for_sentence(tab, said[20])
+    # when it is written: at the beginning of the last frame of its segment
+    told = said[20]["frame"] / 2
+    wait_for_second(tab, told)
+    tab.wait(f"{CAPTION} === {json.dumps(said[20]['text'])} && {LIT} === {CAPTION} "
+             f"&& {CUE} === {CAPTION}")
     tab.key("]")
-    wait_for_second(tab, told(said[21]))
+    wait_for_second(tab, said[21]["frame"] / 2)
     tab.key("[")
     for key, seconds in (("ArrowRight", 5), ("ArrowLeft", 0), (".", 0.5), (",", 0)):
         tab.key(key)
-        wait_for_second(tab, told(said[20]) + seconds)
-    tab.key("c")
-    assert tab.js("v.textTracks[0].mode") == "showing"
+        wait_for_second(tab, told + seconds)
     tab.js("document.activeElement.blur()")
     tab.key(" ")
-    tab.wait(f"!v.paused && v.currentTime > {told(said[20])} + 0.3")
+    tab.wait(f"!v.paused && v.currentTime > {told} + 0.3")
     tab.key(" ")
     tab.wait("v.paused")
 
@@ -314,17 +283,13 @@ def test_page(kitchen, said, browser):
                          "(document.querySelector('#chart').getBoundingClientRect())")
     tab.press(x + 40 + (width - 54) / 2, y + 60)        # the middle, between the margins
     wait_for_second(tab, 76, 1)
-    points = "document.querySelector('#p').getAttribute('d').split('L').length"
-    points_before = tab.js(points)
-    tab.key("+")
-    tab.wait(f"{points} < {points_before}")
     assert tab.problems() == []
     assert all(address.startswith(("file:", "data:", "blob:")) for address in tab.requests())
 
 
 def test_what_the_memory_knows(tab, trace, said):
     """Of each place that shows nothing: what the memory said after the sentence before, and whether
-    that is right. The words that only the memory can give are underlined."""
+    that is right."""
     true = Kitchen(7, len(json.loads(KITCHEN.with_suffix(".json").read_text())["narrations"]) - 1)
     shown = true.labels()[:, :, 0] > 0                           # [T, 9]
     read = [row for row in trace if "places" in row]
@@ -341,34 +306,24 @@ def test_what_the_memory_knows(tab, trace, said):
             if shown[frame, place]:
                 assert words[1:] == ["in sight"]
             if "gone" in style:             # what it showed has been told: neither thing nor number
-                assert re.fullmatch(r"told at [\d:.]+, let go since", " ".join(words[1:]))
                 assert len(words[0].split()) == 1
             if "told" in style:
-                thing, sure, seconds = before["places"][place]
-                passed = (frame - before["frame"]) / 2
+                thing, sure, _ = before["places"][place]
                 assert not shown[before["frame"], place] and not shown[frame, place]
                 assert words[1] == (thing or "nothing")
-                *age, percent = words[2].split(" s · ")
-                assert bool(age) == (seconds + passed <= (frame + 1) / 2)     # of this video
-                assert not age or abs(float(age[0]) - seconds - passed) <= 0.5
-                assert percent == f"{round(100 * sure)}%"
+                assert words[2].endswith(f"{round(100 * sure)}%")
                 last = np.flatnonzero(shown[:frame + 1, place])[-1]
                 kind, colour = true.labels()[last, place, :2]
                 assert ("right" in style) == (thing == name_of_thing(kind, colour))
                 classes.append(style)
     assert sum("right" in style for style in classes) > len(classes) / 3
-
-    underlined = tab.js("[...document.querySelectorAll('#list li')].map("
-                        "e => e.querySelector('u')?.textContent ?? '')")
-    assert underlined == [words_of_memory(sentence["text"]) for sentence in said]
     truths = {narration.text for narration in true.narrations}
     wrong = tab.js("[...document.querySelectorAll('#list small')].map(e => e.textContent)")
     assert all(text.removeprefix("✗ truth: ") in truths for text in wrong)
 
 
-def test_tour(tab, trace):
-    """Each stop shows its moment and says what is to see there, and the part of which it speaks comes
-    into sight."""
+def test_tour(tab):
+    """Each stop shows its moment and says what is to see there."""
     stops = tab.js("document.querySelectorAll('#stops button').length")
     assert 4 <= stops <= 6                              # without an error, there is none to show
     seen = []
@@ -376,16 +331,11 @@ def test_tour(tab, trace):
         tab.click("#stop-on")
         tab.wait(f"document.querySelectorAll('#stops button')[{stop}].ariaCurrent === 'step'")
         seen.append(tab.js("document.querySelector('#stop').textContent"))
-        assert tab.js("document.querySelectorAll('.look').length") == 1
         shows = re.search("shows the (.*?), and", seen[-1])
         if shows and "the model has it from the memory alone" in seen[-1]:
             tab.wait(f"[...document.querySelectorAll('#places .right b')].some("
                      f"e => e.textContent === {json.dumps(shows[1])})")
     assert len(set(seen)) == stops
-    assert f"{trace[-1]['position']:,}" in seen[-1]     # without pruning, every token that was fed
-    largest = max(row["text_tokens"] + row["visual_tokens"] for row in trace)
-    fullest = int(re.search(r"more than (\d+) tokens", seen[-1])[1])
-    assert largest < fullest < largest + 60             # before a pruning
 
 
 def test_another_theta(tab, trace):
@@ -410,21 +360,15 @@ def test_another_theta(tab, trace):
     tab.wait(f"{moved}.startsWith('Move it')")
 
 
-def test_sentences_without_a_video(trace, said, tmp_path, browser, monkeypatch):
-    """Where no video plays, the sentences that are kept can be read, and the page says what is
-    missing."""
-    monkeypatch.setattr(player, "SENTENCES_KEPT", 7)
-    monkeypatch.setattr(player, "SMALL", -1)
-    source = tmp_path / "my video.mp4"
-    source.touch()
-    with page_of(source, str(tmp_path / "page.html")) as page:
-        feed(page, trace, said)
-    source.unlink()
-    tab = browser.tab((tmp_path / "page.html").as_uri())
-    tab.wait(READY)
+def test_sentences_without_a_video(kitchen, said, tmp_path, browser):
+    """They can be read, and the page says what is missing."""
+    record = player.read_record(kitchen / "jsonl", kitchen / "trace", KITCHEN)
+    page = tmp_path / "page.html"
+    page.write_text(player.make_page("a title", record.content(), "my%20video.mp4"))
+    tab = browser.tab(page.as_uri())
     message = "The video is not beside this page: there is no my video.mp4."
     tab.wait(f"document.querySelector('#missing').textContent.includes({json.dumps(message)})")
-    tab.wait(f"document.querySelector('#list').innerText.includes('{said[-7]['text']}')")
+    assert tab.js(SHOWN) == [sentence["text"] for sentence in said]
     assert [text for text in tab.problems() if "ERR_FILE_NOT_FOUND" not in text] == []
 
 
@@ -449,10 +393,7 @@ def test_the_strip_is_the_cache(tab, trace):
         left = row["text_tokens"] + row["visual_tokens"]        # after the pruning
         without = tab.js("document.querySelector('#without').textContent")
         assert without.startswith(f"Without pruning: {row['position']:,} tokens. With it: {total}")
-        times = float(re.search(r"\((.*) times fewer\)", without)[1])
-        assert abs(times - row["position"] / left) <= 0.5
         if row["narrate"]:
-            assert f" now, {left} once the hatched ones have left" in without
             before = trace[frame - 1]
             fed = row["position"] - before["position"]
             assert total == before["text_tokens"] + before["visual_tokens"] + fed
@@ -530,13 +471,22 @@ def test_live(trace, said, browser, monkeypatch, tmp_path):
 
 
 def test_live_follows_until_an_earlier_moment_is_chosen(trace, said, browser):
+    """All its times are times of day."""
     page = page_of()
+    wall = datetime(2026, 3, 1, 14, 30, tzinfo=timezone.utc)
+    said = [sentence | {"wall": (wall + timedelta(seconds=sentence["end"])).isoformat()}
+            for sentence in said]
+    trace = [row | {"time": row["frame"] / 2 + 0.5} for row in trace]
     feed(page, trace[:60], said)
     tab = browser.tab(serve.serve(page, 0))
     why = "document.querySelector('#why').textContent"
     tab.wait(READY + f" && {why}.startsWith('Frame 59,')")
     feed(page, trace[60:70], said)
-    tab.wait(f"{why}.startsWith('Frame 69,')")
+    tab.wait(f"{why}.startsWith('Frame 69,') && {why}.includes(':30:35')")
+    tab.wait("document.querySelector('#labels').textContent.includes(':30:20')")
+    times = tab.js(TEXT % "#list time")
+    assert [time.split(":", 1)[1] for time in times] == [
+        f"30:{int(sentence['end']):02}" for sentence in said if sentence["frame"] < 70]
     tab.click("#list button", 1)
     tab.wait(f"{why}.startsWith('Frame {said[1]['frame']},')")
     feed(page, trace[70:80], said)
@@ -544,22 +494,6 @@ def test_live_follows_until_an_earlier_moment_is_chosen(trace, said, browser):
     assert tab.js(why).startswith(f"Frame {said[1]['frame']},")
     tab.click("#now")
     tab.wait(f"{why}.startsWith('Frame 79,')")
-
-
-def test_all_times_of_a_camera_are_times_of_day(trace, said, browser):
-    page = page_of()
-    wall = datetime(2026, 3, 1, 14, 30, tzinfo=timezone.utc)
-    for sentence in said[:9]:
-        sentence["wall"] = (wall + timedelta(seconds=sentence["end"])).isoformat()
-    feed(page, [row | {"time": row["frame"] / 2 + 0.5} for row in trace[:70]], said[:9])
-    for sentence in said[:9]:
-        del sentence["wall"]
-    tab = browser.tab(serve.serve(page, 0))
-    tab.wait(READY + " && document.querySelector('#labels').textContent.includes(':30:20')")
-    times = tab.js(TEXT % "#list time")
-    assert [time.split(":", 1)[1] for time in times] == [
-        f"30:{int(sentence['end']):02}" for sentence in said[:9]]
-    assert ":30:35" in tab.js("document.querySelector('#why').textContent")
 
 
 class Mortal(serve.Server):
@@ -596,12 +530,7 @@ def ask(url: str, path: str, **headers) -> tuple[int, dict, bytes]:
     return answer.status, dict(answer.getheaders()), answer.read()
 
 
-def test_what_the_server_answers(trace, said, tmp_path):
-    page = page_of(KITCHEN)
-    feed(page, trace[:30], said)
-    url = serve.serve(page, 0)
-    assert embedded(ask(url, "/")[2].decode())["live"]["after"] == 30
-
+def test_what_the_server_answers(tmp_path):
     camera = page_of()
     url = serve.serve(camera, 0)
     assert ask(url, "/frame.jpg")[0] == 404
