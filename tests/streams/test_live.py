@@ -21,6 +21,7 @@ from helpers import ROOT, TOY, copy_packets, tiny
 from streams import live, suspend
 from streams.live import Camera, address, is_live
 from streams.inputs import Input
+from streams.subtitles import cut
 from support.common.disk import read_jsonl as rows_of
 from support.common.errors import BadData
 from support.common.iterate import prefetch
@@ -120,8 +121,8 @@ def sender():
         yield server
 
 
-def lavfi(rate: int = 25, more: str = "") -> str:
-    return f"lavfi:testsrc=size=64x48:rate={rate}{more},realtime"
+def lavfi(rate: int) -> str:
+    return f"lavfi:testsrc=size=64x48:rate={rate},realtime"
 
 
 @pytest.fixture
@@ -214,10 +215,18 @@ def test_pictures_are_those_of_the_moment(sender):
 # ------------------------------------------------------------------ outages
 
 class Eyes:
-    """A vision encoder: the mean brightness of a picture, in every number of its tokens."""
+    """A vision encoder: the mean brightness of a picture, in every number of its tokens. After
+    `left` pictures, Ctrl-C comes.
+    """
     image_size = 48
 
+    def __init__(self, left=inf):
+        self.left = left
+
     def __call__(self, pictures):
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
         brightness = pictures.float().mean((1, 2, 3))                          # [T]
         return brightness[:, None, None].expand(-1, 10, 32) / 255              # [T, 10, 32]
 
@@ -357,8 +366,9 @@ def test_a_camera_goes_on(tmp_path):
         assert (tmp_path / name).read_text().startswith(text)
 
 
-def test_a_camera_appends(tmp_path):
-    """Whole lines and cues of an earlier run stay, and half ones go."""
+def test_a_camera_appends(tmp_path, capsys):
+    """Whole lines and cues of an earlier run stay, and half ones go, as a killed process or a full
+    disk leaves them; each is told."""
     half_lines = {
         "jsonl": '{"n": 6, "fra',
         "srt": "7\n00:00:00,6",
@@ -378,19 +388,17 @@ def test_a_camera_appends(tmp_path):
     assert (tmp_path / "srt").read_text().count(" --> ") == 6
     text = (tmp_path / "vtt").read_text()
     assert text.count("WEBVTT") == 1 and text.count(" --> ") == 6
+    told = capsys.readouterr().err.count("its last line or cue is not whole, and is cut off")
+    assert told == 2 * len(half_lines)
 
 
-class ThenCtrlC(Eyes):
-    """Ctrl-C comes after some pictures."""
-
-    def __init__(self, pictures):
-        self.left = pictures
-
-    def __call__(self, pictures):
-        self.left -= 1
-        if self.left < 0:
-            raise KeyboardInterrupt
-        return super().__call__(pictures)
+def test_a_file_with_other_line_breaks_is_not_cut(tmp_path):
+    path = tmp_path / "a.srt"
+    path.write_bytes(b"1\r\n00:00:01,000 --> 00:00:02,000\r\nA.\r\n\r\n")
+    size = path.stat().st_size
+    with pytest.raises(BadData, match="a.srt: has other line breaks"):
+        cut("srt", str(path))
+    assert path.stat().st_size == size
 
 
 def test_a_camera_is_interrupted(tmp_path):
@@ -401,7 +409,7 @@ def test_a_camera_is_interrupted(tmp_path):
     model.config.theta = model.config.theta_low = -1.0       # only the first frame is narrated
     names = ("jsonl", "trace", "state")
     with pytest.raises(KeyboardInterrupt):
-        narrate_live(tmp_path, model, names, None, ThenCtrlC(5))
+        narrate_live(tmp_path, model, names, None, Eyes(5))
     rows = rows_of(tmp_path / "trace")
     assert [row["frame"] for row in rows] == list(range(5))
 
