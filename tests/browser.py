@@ -1,11 +1,6 @@
 """Chromium in tests, by its DevTools protocol over two pipes (--remote-debugging-pipe): no driver,
 no port.
 
-    with Browser() as browser:
-        tab = browser.tab("file:///page.html")
-        tab.click("#list button")
-        tab.wait("video.currentTime > 1")
-
 As a command, it takes a picture of a page, as wide as the README shows it well:
 
     python tests/browser.py docs/kitchen.html#t=48.1 assets/player.png
