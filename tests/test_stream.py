@@ -80,24 +80,6 @@ def test_the_middle_of_a_long_stream(variant):
     assert_same(model, narrations, torch.stack(logits), parallel)
 
 
-@pytest.mark.parametrize("changes, changed_segments", [
-    ({"narration_memory": 6}, {0, 1, 2, 3}),
-    ({}, {0}),
-], ids=str)
-def test_only_the_narration_memory_knows_the_narrations(changes, changed_segments):
-    """Another first sentence changes every later segment; without the memory, only its own."""
-    model = tiny(last_k=0, **changes)
-    x, narrations = video(model)
-    other_ids = [i % 600 + 2 for i in narrations[0][1]]
-    other_narrations = [(0, other_ids), *narrations[1:]]
-    with torch.no_grad():
-        hidden, _, tokens = model(x, narrations)
-        other_hidden, _, _ = model(x, other_narrations)
-    difference = (hidden - other_hidden).abs().amax(1)
-    segment = torch.tensor(tokens.segment)
-    assert {n for n in range(4) if difference[segment == n].max() > 1e-4} == changed_segments
-
-
 def test_a_narration_memory_is_constant():
     """One state of one size, changed once a narration; of the text, only the prompt stays."""
     model = tiny(last_k=0, narration_memory=6)
@@ -120,18 +102,6 @@ def test_a_narration_memory_is_constant():
 
 # ------------------------------------------------------------------ bounded memory
 
-def test_cache_counts_what_it_holds():
-    model = tiny()
-    x, narrations = video(model)
-    _, steps, context = streamed_logits(model, x[:16], narrations)
-    cache = context.cache
-    assert len(cache.tokens) == cache.text + cache.visual
-    assert len(cache.tokens) == steps[-1].text_tokens + steps[-1].visual_tokens
-    layers = model.llm.config.num_hidden_layers
-    of_a_token = 2 * cache.keys[0][:, :, 0].nbytes          # its key and its value
-    assert cache.bytes() == layers * of_a_token * len(cache.tokens)
-
-
 @pytest.mark.parametrize("keep_newline", [False, True])
 def test_published_weights_run_in_constant_memory(keep_newline, tmp_path):
     """--last-k on a published folder (no narrator.json): the text part stays; keep_newline
@@ -149,22 +119,6 @@ def test_published_weights_run_in_constant_memory(keep_newline, tmp_path):
         assert text[-1] - text[4] == 5
     else:
         assert len(set(text[3:])) == 1
-
-
-def test_what_is_removed_from_the_cache():
-    """Keys and values of the others move together, in order; what was read ahead is forgotten."""
-    cache = stream.Cache()
-    keys = torch.arange(5.0).view(1, 1, 5, 1).expand(1, 2, 5, 3)
-    cache.update(keys, -keys, 0)
-    cache.tokens = nar.Tokens().add([1, 2], nar.VISUAL, segment=0).add([3, 4], nar.PROMPT, segment=0)
-    cache.crop()                                            # the fifth was read ahead
-    assert cache.keys[0].shape[2] == 4
-    assert cache.keep(torch.tensor([False, False, True, True])) == 2
-    assert (cache.tokens.ids, cache.text, cache.visual) == ([3, 4], 2, 0)
-    more = torch.full((1, 2, 100, 3), 9.0)
-    all_keys, all_values = cache.update(more, -more, 0)
-    assert all_keys[0, 0, :, 0].tolist() == [2, 3] + [9] * 100
-    assert torch.equal(all_keys, -all_values)
 
 
 # ------------------------------------------------------------------ trigger (§3.2)
@@ -295,21 +249,18 @@ def test_the_plain_context_narrates_the_kitchen(kitchen, kitchen_beginning):
 
 
 def test_explain(kitchen_beginning, tmp_path):
-    """A legend; every frame in words; for the last one, that it always narrates; after each
-    narration, what the memory holds: mostly the thing that the next sentence takes from it."""
+    """Every frame in words; after each narration, what the memory holds: mostly the thing that the
+    next sentence takes from it."""
     source = features(tmp_path / "kitchen.safetensors", kitchen_beginning)
     code, stdout, _ = outcome(stream_command, [source, "--explain"])
-    assert code == 0 and stdout.startswith("legend: ")
-    assert max(map(len, stdout.splitlines())) <= 80     # of a terminal
+    assert code == 0
     joined = stdout.replace("\n  narration", ": narration").replace("\n        ", " ")
     lines = [line for line in joined.splitlines() if line.startswith("frame ")]
     assert len(lines) == 131                            # the last frame is decided twice
-    assert "the first frame always narrates" in lines[0] and "l 62;" in lines[0]
-    assert ": $ \\n [ m*10 ]\\n [ x*10; p " in lines[1]
+    assert "the first frame always narrates" in lines[0]
     assert "[SKIP] x*10; p 1.000 > 0.5 low; l 98; cache 52 + 34" in lines[2]
     memories = [line for line in joined.splitlines() if line.startswith("memory: ")]
-    last = f"narration {len(memories) - 1}:"
-    assert "the last frame always narrates" in lines[-1] and last in lines[-1]
+    assert f"narration {len(memories) - 1}:" in lines[-1]
     assert re.fullmatch(r"memory: (\w+: \w+ \w+ \(\d\.\d\d, \d+ s\)(; )?)+", memories[10])
     sentences = [line for line in stdout.splitlines() if line.startswith("[")]
     from_memory = []
@@ -344,13 +295,12 @@ def test_other_videos_are_narrated_by_the_published_narrator(cached, tmp_path, m
 def test_a_name_that_is_no_text(tmp_path, monkeypatch):
     """A name whose bytes are no text is written into the page, and finds the file."""
     monkeypatch.setattr("streams.page.SMALL", 0)                # the page refers to the video
-    videos = [tmp_path / "a.mp4", tmp_path / os.fsdecode(b"a\xff.mp4")]
-    for file in videos:
-        write_video(file, [np.full((64, 96, 3), 9 * k, np.uint8) for k in range(4)], 2)
-    code, errors = call(stream_command, [*map(str, videos), "--model", str(TOY),
-                                         "--html", str(tmp_path)])
+    source = tmp_path / os.fsdecode(b"a\xff.mp4")
+    html = tmp_path / "a.html"
+    write_video(source, [np.full((64, 96, 3), 9 * k, np.uint8) for k in range(4)], 2)
+    code, errors = call(stream_command, [str(source), f"--model={TOY}", f"--html={html}"])
     assert code == 0, errors
-    page = (tmp_path / os.fsdecode(b"a\xff.html")).read_text(encoding="utf-8")
+    page = html.read_text(encoding="utf-8")
     assert 'src="a%FF.mp4"' in page and "<title>a?.mp4" in page
 
 
@@ -477,7 +427,6 @@ def assert_refused(words, *messages):
 
 @pytest.mark.parametrize("line, message", [
     ("missing.mp4", "missing.mp4: no such file"),
-    ("missing.safetensors also.mp4", "missing.safetensors: no such file"),
     ("a.mp4 --jsonl a.mp4/n.jsonl", "a.mp4/n.jsonl: cannot be written"),
     ("a.mp4 --state .", "'.' is a folder"),
     ("a.mp4 --vtt hard_link", "hard_link: is given twice"),
@@ -486,7 +435,6 @@ def assert_refused(words, *messages):
     ("x.safetensors x.trace.safetensors --jsonl out --trace out", "out/x.trace.jsonl: is given twice"),
     ("a.mp4 --live", "a.mp4: --live is for what comes as it happens"),
     ("a.mp4 --model nowhere", "model 'nowhere' cannot be loaded"),
-    ("a.mp4 --llm ./nowhere", "language model './nowhere' cannot be loaded"),
     ("a.mp4 --vision owner/nowhere", "vision model 'owner/nowhere' cannot be loaded"),
     ("a.mp4 x.safetensors --serve", "--serve shows one input"),
     ("a.mp4 --html p.html --state s", "would be a page of what came after"),
@@ -502,9 +450,7 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(line, message, tm
     features("x.safetensors", 2)
     os.link("a.mp4", "hard_link")
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
-    # --llm is tried when the language model is loaded
-    names = ["load_vision_model"] if "--llm" in line else ["load_llm", "load_vision_model"]
-    for name in names:
+    for name in ("load_llm", "load_vision_model"):
         monkeypatch.setattr(f"support.engine.checkpoint.{name}",
                             lambda *_: pytest.fail("a model is loaded"))
     assert_refused([*line.split(), "--srt", "new/folder/n.srt", "--device", "cpu"], message)
@@ -591,6 +537,3 @@ def test_features_stored_in_half_precision():
     halves, _, _ = streamed_logits(model, x[:16], narrations)
     floats, _, _ = streamed_logits(model, x[:16].float(), narrations)
     assert torch.equal(halves, floats)
-    with torch.no_grad():
-        parallel = model.logits(model(x, narrations)[0])
-    assert torch.allclose(parallel[:-1], floats, atol=1e-4)
