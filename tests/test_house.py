@@ -103,16 +103,16 @@ def test_every_file_says_what_it_is(path):
 # What a reader has to take in: nodes of the syntax trees, not lines, so that nothing is won by
 # folding two thoughts into one line. A commit that needs more raises the number, and says why.
 BUDGET = {
-    "the six files": 15_350,                   # each of them is its script
-    "support": 32_750,                         # marks of what something was made of
-    "experiments": 11_450,
-    "streams": 14_500,                         # passes as CUDA graphs, and what has been learned
-    "toy": 13_450,
-    "commands": 12_150,
-    "baselines": 6_500,                        # caches that are compared, and moved keys
+    "the six files": 15_150,                   # each of them is its script
+    "support": 31_900,                         # marks of what something was made of
+    "experiments": 11_200,
+    "streams": 14_100,                         # passes as CUDA graphs, and what has been learned
+    "toy": 13_350,
+    "commands": 11_850,
+    "baselines": 6_150,                        # caches that are compared, and moved keys
     "docs": 3_950,
 }
-WHOLE = 109_850
+WHOLE = 107_500
 
 
 def test_no_room_is_larger_than_its_budget():
