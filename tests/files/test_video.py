@@ -17,17 +17,16 @@ from support.files.video import Video, write_video
 TICKS = 60_000                                 # per second: the clock of the test files
 
 
-def picture_of(number: int, height: int = 64, width: int = 96, noise: bool = True) -> np.ndarray:
+def picture_of(number: int, noise: bool = True) -> np.ndarray:
     """A picture that shows its own number, 0..255: the bits are eight columns, black or white.
 
     The noise in its top rows makes packets that are worth damaging.
     """
     bits = [number >> bit & 1 for bit in range(8)]
-    columns = np.repeat(bits, width // 8)
-    picture = np.zeros((height, width, 3), np.uint8)
-    picture[:] = 255 * columns[:, None]
+    picture = np.zeros((64, 96, 3), np.uint8)
+    picture[:] = 255 * np.repeat(bits, 12)[:, None]
     if noise:
-        picture[:16] = np.random.default_rng(number).integers(0, 256, (16, width, 3))
+        picture[:16] = np.random.default_rng(number).integers(0, 256, (16, 96, 3))
     return picture
 
 
@@ -47,20 +46,18 @@ def steady(count: int, rate: float) -> list[float]:
     return [k / rate for k in range(count)]
 
 
-def record(path: Path, times, movflags: str = "", turn: int | None = None, bframes: int = 3,
-           gop: int = 12, picture=picture_of, container: str | None = None, codec: str = "libx264",
-           options: dict[str, str] | None = None,
+def record(path: Path, times, turn: int = 0, bframes: int = 3, gop: int = 12, picture=picture_of,
+           container: str | None = None, options: dict[str, str] | None = None,
            seconds_of_sound: float = 0, transfer: int = 0, pixel: Fraction | int = 1) -> Path:
     """Write picture(k) at times[k] [s], and silence from time 0 on."""
-    options = (options or {}) | ({"movflags": movflags} if movflags else {})
-    with av.open(str(path), "w", format=container, options=options) as file:
-        stream = file.add_stream(codec, rate=30)
+    with av.open(str(path), "w", format=container, options=options or {}) as file:
+        stream = file.add_stream("libx264", rate=30)
         stream.height, stream.width = picture(0).shape[:2]
         stream.pix_fmt = "yuv420p"
         stream.codec_context.time_base = Fraction(1, TICKS)
         stream.options = {"crf": "20", "preset": "ultrafast", "bf": str(bframes), "b-adapt": "0",
                           "g": str(gop)}
-        if turn is not None:
+        if turn:
             stream.set_display_rotation(turn)
         if transfer:
             stream.codec_context.color_trc = transfer
@@ -121,20 +118,17 @@ def test_pictures_are_chosen_by_presentation_time(tmp_path, name, rate, fps):
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.ts"])
 def test_variable_rate_with_an_offset(tmp_path, name):
-    gaps = np.random.default_rng(0).choice([0.02, 0.04, 0.11, 0.3, 1.7], 60)
-    times = 3.2 + np.concatenate([[0], np.cumsum(gaps)])
+    times = 3.2 + np.cumsum(np.random.default_rng(0).choice([0.02, 0.04, 0.11, 0.3, 1.7], 60))
     numbers = numbers_in(Video(record(tmp_path / name, times)))
-    assert len(numbers) >= 2 * (times[-1] - 3.2)
+    assert len(numbers) >= 2 * (times[-1] - times[0])
     assert numbers == on_screen(times, 2, len(numbers))
 
 
-@pytest.mark.parametrize("name, codec, rate", [
-    ("a.avi", "libx264", 25), ("a.avi", "libx264", 0.2), ("a.asf", "libx264", 25),
-    ("a.avi", "mpeg4", 10)])
-def test_containers_without_presentation_times(tmp_path, name, codec, rate):
+@pytest.mark.parametrize("name, rate", [("a.avi", 25), ("a.avi", 0.2), ("a.asf", 25)])
+def test_containers_without_presentation_times(tmp_path, name, rate):
     """Pictures with B frames; the container has their times of decoding alone."""
     times = steady(max(20, 2 * rate), rate)
-    video = Video(record(tmp_path / name, times, codec=codec))
+    video = Video(record(tmp_path / name, times))
     numbers = numbers_in(video)
     assert len(numbers) == pytest.approx(2 * len(times) / rate, abs=1)
     assert numbers == on_screen(times, 2, len(numbers))
@@ -259,20 +253,19 @@ def test_one_wrong_time_moves_its_picture_alone(tmp_path, name, seconds):
     assert (video.damaged, video.leaps) == (0, [])
 
 
-@pytest.mark.parametrize("has_end, grows", [(True, True), (False, False)])
-def test_all_of_a_playlist(tmp_path, has_end, grows):
+@pytest.mark.parametrize("grows", [True, False])
+def test_all_of_a_playlist(tmp_path, grows):
     """From its first segment, with or without its last line, and what is added meanwhile."""
     path = record(tmp_path / "a.m3u8", steady(60, 10), bframes=0, gop=10, container="hls",
                   options={"hls_time": "1", "hls_list_size": "0"})
     whole = path.read_text()
-    lines = whole.removesuffix("#EXT-X-ENDLIST\n").split("#EXTINF")
-    text = "#EXTINF".join(lines[:4]) if grows else "#EXTINF".join(lines)
-    path.write_text(text + "#EXT-X-ENDLIST\n" * (has_end and not grows))
+    beginning = "#EXTINF".join(whole.split("#EXTINF")[:4])
+    path.write_text(beginning if grows else whole.removesuffix("#EXT-X-ENDLIST\n"))
     numbers = []
     for picture in Video(path, 10):
         numbers.append(number(picture))
         if grows and len(numbers) == 15:
-            path.write_text(whole if has_end else "#EXTINF".join(lines))
+            path.write_text(whole)
     assert numbers == list(range(60))
 
 
@@ -302,10 +295,9 @@ def test_a_film_behind_another_one_is_reported(tmp_path, capsys, name):
         assert capsys.readouterr().err.count("another film stands behind") == lines
 
 
-@pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
-def test_a_slide_show_with_pictures_minutes_apart(tmp_path, name):
+def test_a_slide_show_with_pictures_minutes_apart(tmp_path):
     times = [0, 80, 400, 500, 501]
-    video = Video(record(tmp_path / name, times, bframes=0))
+    video = Video(record(tmp_path / "a.mp4", times, bframes=0))
     numbers = numbers_in(video)
     assert len(numbers) >= 1003
     assert numbers == on_screen(times, 2, len(numbers))
@@ -314,8 +306,7 @@ def test_a_slide_show_with_pictures_minutes_apart(tmp_path, name):
 
 @pytest.mark.parametrize("name, gap", [("a.mkv", 30 * 86400), ("a.mp4", 5000), ("a.ts", 5000)])
 def test_a_gap_too_long_to_be_true_is_left_out_and_reported(tmp_path, capsys, name, gap):
-    """A file of 2 kB does not become millions of frames: the picture after the gap follows the
-    picture before it."""
+    """A file of 2 kB does not become millions of frames."""
     times = steady(12, 2)
     times[4:] = [time + gap for time in times[4:]]
     video = Video(record(tmp_path / name, times, bframes=0))
@@ -371,18 +362,16 @@ def test_pictures_are_upright_and_no_larger_than_asked_for(tmp_path, turn):
     assert next(iter(Video(path, largest=1))).shape == (1, 1, 3)
 
 
-@pytest.mark.parametrize("turns", range(4))
-def test_mirrored_pictures(tmp_path, turns):
-    """As the front cameras of telephones and the editors of films leave them."""
+@pytest.mark.parametrize("turns, matrix", enumerate([
+    (-1, 0, 0, 0, 1, 0), (0, 1, 0, 1, 0, 0), (1, 0, 0, 0, -1, 0), (0, -1, 0, -1, 0, 0)]))
+def test_mirrored_pictures(tmp_path, turns, matrix):
+    """As the front cameras of telephones and the editors of films leave them: the matrix sends
+    (x, y) to (-x, y), and then turns it."""
     stored = red_corner(240, 360)
     path = record(tmp_path / "a.mp4", [0, 1], picture=lambda k: stored)
-    # rows of a matrix that sends (x, y) to (-x, y), and then turns it
-    one = 1 << 16
-    a, b, c, d = [(-one, 0, 0, one), (0, one, one, 0), (one, 0, 0, -one), (0, -one, -one, 0)][turns]
     content = bytearray(path.read_bytes())
     place = content.index(b"tkhd") + 44
-    for k, number in zip((0, 1, 3, 4), (a, b, c, d)):
-        content[place + 4 * k:place + 4 * k + 4] = number.to_bytes(4, "big", signed=True)
+    content[place:place + 24] = np.multiply(matrix, 1 << 16).astype(">i4").tobytes()
     path.write_bytes(content)
     picture = next(iter(Video(path)))
     expected = np.rot90(stored[:, ::-1], turns)
@@ -410,12 +399,11 @@ def test_pixels_become_square(tmp_path, pixel, size):
 
 def test_scaling_does_not_alias(tmp_path):
     """Stripes finer than a pixel of the small picture become grey, not other stripes."""
-    row = 255 * (np.arange(480) % 4 < 2)
-    stripes = np.broadcast_to(row[None, :, None], (320, 480, 3)).astype(np.uint8)
+    stripes = np.zeros((320, 480, 3), np.uint8)
+    stripes[:, ::4] = stripes[:, 1::4] = 255
     path = record(tmp_path / "a.mp4", [0, 1], picture=lambda k: stripes)
-    picture = next(iter(Video(path, largest=60)))
-    assert abs(picture.mean() - 127) < 12
-    assert picture[5:-5, 5:-5].std() < 12
+    picture = next(iter(Video(path, largest=60)))[5:-5, 5:-5]
+    assert abs(picture.mean() - 127) < 12 and picture.std() < 12
 
 
 def test_a_size_that_changes_on_the_way(tmp_path):
@@ -447,27 +435,20 @@ def test_memory_does_not_grow_with_the_video(tmp_path):
     assert peak(120) < peak(30) + 10 * bytes_per_picture
 
 
-def open_files(path: Path) -> int:
-    """How often this process has the file open."""
-    count = 0
-    for name in os.listdir("/proc/self/fd"):
-        link = Path("/proc/self/fd") / name
-        if os.path.exists(link) and os.path.realpath(link) == str(path.resolve()):
-            count += 1
-    return count
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts open files in /proc")
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="looks for open files in /proc")
 def test_the_file_is_closed_at_the_end_and_when_abandoned(tmp_path):
     path = record(tmp_path / "a.mp4", steady(50, 10))
+
+    def is_open() -> bool:
+        return path in [link.resolve() for link in Path("/proc/self/fd").iterdir()]
+
     frames = iter(Video(path))
     next(frames)
-    assert open_files(path) == 1
+    assert is_open()
     frames.close()
-    assert open_files(path) == 0
-
+    assert not is_open()
     assert len(list(Video(path))) == 10
-    assert open_files(path) == 0
+    assert not is_open()
 
 
 # ------------------------------------------------------------------------------------- damage
@@ -480,8 +461,8 @@ def films(tmp_path_factory) -> dict[str, bytes]:
     """Whole films of 10 s. With the index at the front, an .mp4 can be read as far as it goes."""
     folder = tmp_path_factory.mktemp("films")
     content = {}
-    for name, movflags in (("a.mp4", "+faststart"), ("a.mkv", ""), ("a.ts", "")):
-        path = record(folder / name, TIMES, movflags)
+    for name, options in (("a.mp4", {"movflags": "+faststart"}), ("a.mkv", {}), ("a.ts", {})):
+        path = record(folder / name, TIMES, options=options)
         assert len(list(Video(path))) == 20
         content[name] = path.read_bytes()
     return content
@@ -547,9 +528,7 @@ def write_hollow(path: Path, films) -> None:
 
 @pytest.mark.parametrize("name, make, message", [
     ("file:gone.mp4", lambda path, films: None, "no such file; a video file"),
-    ("folder", lambda path, films: path.mkdir(), "no such file; a video .*, an address .* is read"),
     ("pipe.mp4", lambda path, films: os.mkfifo(path), "no such file; a video file"),
-    ("empty.mp4", lambda path, films: path.touch(), "cannot be opened as a video .Invalid data"),
     ("text.txt", lambda path, films: path.write_text("dear diary\n" * 100), "text file"),
     ("hollow.mp4", write_hollow, "not one picture"),
     ("a.srt", lambda path, films: path.write_text(CUE), "no video stream"),
@@ -579,13 +558,9 @@ def test_written_video_is_read_back(tmp_path):
 
 def test_an_interrupted_video_leaves_nothing_behind(tmp_path):
     def frames():
-        for k in range(20):
-            yield picture_of(k)
+        yield from map(picture_of, range(20))
         raise KeyboardInterrupt
 
-    (tmp_path / "old.mp4").write_bytes(b"old")
-    for name in ("new.mp4", "old.mp4"):
-        with pytest.raises(KeyboardInterrupt):
-            write_video(tmp_path / name, frames(), 2)
-    assert os.listdir(tmp_path) == ["old.mp4"]
-    assert (tmp_path / "old.mp4").read_bytes() == b"old"
+    with pytest.raises(KeyboardInterrupt):
+        write_video(tmp_path / "a.mp4", frames(), 2)
+    assert os.listdir(tmp_path) == []
