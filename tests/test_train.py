@@ -187,21 +187,20 @@ def test_resumed_is_as_if_never_interrupted(whole, tmp_path, capsys, monkeypatch
         assert torch.equal(p, resumed.trainable()[name]), name
 
 
-@pytest.fixture(scope="module")
-def one_step(tmp_path_factory):
-    """The options of a training that has ended after one step."""
-    folder = tmp_path_factory.mktemp("one_step")
-    given = {"output": str(folder), "batch": 2, "epochs": 0.34, "lr": 1e-3}
-    train_on(tiny(), examples(tiny()), Options(**given))
-    return given
-
-
-def test_resume_with_other_settings_is_refused(one_step):
-    """Except those that do not change the result."""
+def test_a_state_of_other_settings_or_steps_or_a_damaged_one_is_refused(tmp_path):
+    """Except settings that do not change the result."""
+    one_step = {"output": str(tmp_path), "batch": 2, "epochs": 0.34, "lr": 1e-3}
+    train_on(tiny(), examples(tiny()), Options(**one_step))
     others = {"save_every": 7, "val_limit": 0, "checkpointing": True, "device": "cpu"}
     train_on(tiny(), examples(tiny()), Options(**one_step | others, resume=True))
     with pytest.raises(BadData, match="made with lr = 0.001, here 0.002; use the same settings"):
         train_on(tiny(), examples(tiny()), Options(**one_step | {"lr": 2e-3}, resume=True))
+    options = Options(**one_step, resume=True)
+    with pytest.raises(BadData, match="steps = 1, here 2"):
+        train_on(tiny(), examples(tiny(), 10), options)
+    (Path(options.output) / "narrator-state.safetensors").write_bytes(b"no safetensors")
+    with pytest.raises(BadData, match="damaged"):
+        train_on(tiny(), examples(tiny()), options)
 
 
 def test_a_damaged_log_does_not_stop_a_training(tmp_path):
@@ -211,15 +210,6 @@ def test_a_damaged_log_does_not_stop_a_training(tmp_path):
     log.write_bytes("".join(lines).encode() + b"\0\0\0\n\xff\xfe{\n{\"step\": 4")
     cut_log(log, 3)
     assert log.read_text() == "".join(lines[:3])
-
-
-def test_a_state_of_other_steps_or_a_damaged_one_is_refused(one_step):
-    options = Options(**one_step, resume=True)
-    with pytest.raises(BadData, match="steps = 1, here 2"):
-        train_on(tiny(), examples(tiny(), 10), options)
-    (Path(options.output) / "narrator-state.safetensors").write_bytes(b"no safetensors")
-    with pytest.raises(BadData, match="damaged"):
-        train_on(tiny(), examples(tiny()), options)
 
 
 def test_many_epochs_are_validated_ten_times(tmp_path, capsys, monkeypatch):
@@ -237,15 +227,6 @@ def test_many_epochs_are_validated_ten_times(tmp_path, capsys, monkeypatch):
     says = f"validation loss: {losses_of[least]:.3f} after {least} steps, its least; "
     assert says + f"{losses_of[20]:.3f} after 20" in capsys.readouterr().err
     assert (tmp_path / "narrator-loss.png").stat().st_size > 1000
-
-
-def test_fewer_videos_than_half_a_batch(tmp_path):
-    """And less than half a step: it is one step, and it is validated."""
-    model = tiny()
-    few = examples(model, 1)
-    train_on(model, few, Options(output=str(tmp_path), batch=8, epochs=1.0), few)
-    row, = read_jsonl(tmp_path / "narrator-log.jsonl")
-    assert "val_loss" in row
 
 
 def test_damaged_features_are_named(tmp_path):
@@ -296,16 +277,10 @@ def arguments(folder, **given):
 
 
 def test_examples_read_only_their_range(tmp_path):
-    """And refuse features of another shape by the video's name, before the first step."""
-    options = Options(**given_for(tmp_path, max_frames=6))
-    samples = train.load_samples(options, "train", None)
-    model = tiny(width=16)
-    for sample in samples:
-        example = train.read_example(sample, model.layout)
+    layout = tiny(width=16).layout
+    for sample in train.load_samples(Options(**given_for(tmp_path, max_frames=6)), "train", None):
+        example = train.read_example(sample, layout)
         assert len(example.x) == sample.num_frames <= 6
-    samples[1].features = Mock(shape=(9, 5, 16))
-    with pytest.raises(BadData, match=f"{samples[1].name}: its features are 16 wide with 5 tokens"):
-        train_command.check_samples(samples, model.config)
 
 
 def test_a_finished_narrator_is_not_replaced(tmp_path, capsys):
@@ -365,7 +340,6 @@ def parsed(monkeypatch, *line):
     ["--data", "ego4d", "--quick"],
     ["--data", "toy", "--no-recall", "--init", "narrator"],
     ["--lora-rank", "8", "--init", "narrator"],
-    ["--narration-memory", "4", "--init", "narrator"],
     ["--memory", "none", "--memory-tokens", "5"],
 ], ids=" ".join)
 def test_invalid_options_are_refused_at_once(line, monkeypatch, capsys):
@@ -387,45 +361,23 @@ def test_options_know_what_was_given(monkeypatch):
                                     ("folder", "mimetic", "published")):
         options = options_from(data=name)
         assert (options.start, options.connector_start) == (memory, connector)
-    assert options_from(narration_memory=5).last_k == 0
 
 
 @pytest.mark.parametrize("given, message", [
     ({"memory_heads": 3}, "heads"),
     ({"device": "nonsense"}, "--device"),
-    ({"root": "nowhere"}, "nowhere"),
     ({"data": "ego5d", "root": None}, "ego5d: no such folder; choose one of toy, ego4d"),
     ({"init": str(TOY)}, "features are 16 wide .* the narrator needs 128"),
-    ({"data": "toy", "world": "noon"}, "unknown world 'noon'"),
 ])
 def test_options_that_do_not_fit_are_refused(tmp_path, given, message):
-    """Before anything is written; in one line, but for a missing data set."""
+    """Before anything is written; in one line."""
     usual = given_for(tmp_path)
-    if given.get("data") == "toy":
-        usual = {"output": usual["output"]}
-    elif "init" in given:
+    if "init" in given:
         usual = {name: usual[name] for name in ("data", "root", "output", "device")}
     with pytest.raises(BadData, match=message) as error:
         train_command.check_and_train(options_from(**usual | given))
     assert not (tmp_path / "out").exists()
-    if "root" not in given:
-        assert "\n" not in str(error.value)
-
-
-def test_command_without_data_says_what_to_do(tmp_path, monkeypatch, capsys):
-    """What to fetch, where to put it, and how to try the toy instead; nothing is written."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train.py", "--data", "ego4d"])
-    with pytest.raises(SystemExit) as end:
-        train_command.main()
-    errors = capsys.readouterr().err
-    assert end.value.code == 1
-    assert "Traceback" not in errors
-    assert 3 <= len(errors.splitlines()) <= 8
-    for needed in ("refined_narration_stream_train.json", "FlowNar-Data", "data/ego4d/features",
-                   "data.py encode", "--data toy"):
-        assert needed in errors, needed
-    assert list(tmp_path.iterdir()) == []
+    assert "\n" not in str(error.value)
 
 
 # ------------------------------------------------------------------ --init
@@ -444,21 +396,6 @@ def test_init_takes_what_is_given_and_keeps_the_rest(tmp_path, given):
     assert asdict(second.config) == asdict(first.config) | expected
     for name, p in first.trainable().items():
         assert torch.equal(p, second.trainable()[name]), name
-
-
-def test_a_narration_memory_is_trained_further(tmp_path):
-    """--init through the whole command: its settings are kept, its weights learn."""
-    tiny(width=16, narration_memory=4, last_k=0, memory_heads=8).save(tmp_path / "first")
-    given = given_for(tmp_path, init=str(tmp_path / "first"), lr=1e-2)
-    for name in ("llm", "memory_heads", "memory_tokens", "lora_rank"):
-        given.pop(name)
-    train_command.check_and_train(options_from(**given))
-    first = load(str(tmp_path / "first"))
-    second = load(str(tmp_path / "out"))
-    assert asdict(second.config) == asdict(first.config)
-    learned = [name for name, p in first.narration_memory.named_parameters()
-               if not torch.equal(p, second.narration_memory.get_parameter(name))]
-    assert "w_v.weight" in learned and "w_gate.1.bias" in learned
 
 
 # ------------------------------------------------------------------ first weights
@@ -528,14 +465,20 @@ def steps_of(folder):
             for log in folder.glob("*-log.jsonl")}
 
 
-def test_toy_runs_all_stages(tmp_path, short_kitchens):
+@pytest.mark.parametrize("given, expected", [
+    ({}, (10, 0, 10)),
+    # one token a frame; last_k is 0 unless it is given
+    ({"long": 1.0, "grid": 0, "narration_memory": 5}, (1, 5, 0)),
+], ids=str)
+def test_toy_runs_all_stages(tmp_path, short_kitchens, given, expected):
     """All of --data toy in miniature: its stages, its options, a checkpoint with the bundled models."""
     out = tmp_path / "out"
     train_command.check_and_train(options_from(data="toy", output=str(out), limit=1, batch=1, epochs=1,
-                                     lora_rank=4, idle=1.0, recall_steps=1))
+                                     lora_rank=4, idle=1.0, recall_steps=1, **given))
     assert steps_of(out) == {"look": 2, "recall": 1, "narrator": 1}
     config = load(str(out)).config
-    assert (config.memory_target, config.last_k, config.width) == (True, 10, 128)
+    assert (config.J, getattr(config, "narration_memory", 0), config.last_k) == expected
+    assert (config.memory_target, config.width) == (True, 128)
     assert config.vision == str((TOY / "vision").resolve())
 
 
@@ -546,17 +489,6 @@ def test_quick_starts_from_what_others_have_learned(tmp_path, short_kitchens):
     assert (options.recall, options.limit, options.batch) == (False, 1, 2)
     train_command.check_and_train(options)
     assert steps_of(out) == {"narrator": 1}
-
-
-def test_toy_of_one_token_and_with_a_narration_memory(tmp_path, short_kitchens):
-    """--grid 0 --narration-memory 5: last_k is 0 unless it is given."""
-    out = str(tmp_path / "out")
-    train_command.check_and_train(options_from(
-        data="toy", output=out, limit=1, batch=1, epochs=1.0, lora_rank=4, long=1.0, grid=0, recall_steps=1,
-        llm=str(TOY / "llm"), vision=str(TOY / "vision"), narration_memory=5))
-    model = load(out)
-    assert (model.config.J, model.config.last_k) == (1, 0)
-    assert (model.layout.history_tokens, model.layout.M) == (5, 10)
 
 
 @pytest.mark.parametrize("option, part", [("freeze_memory", ".clustering."), ("freeze_lora", ".lora_")])
