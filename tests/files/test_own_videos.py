@@ -23,7 +23,6 @@ from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from support.files import own_videos
 from support.files.encoding import mark_of_video
-from support.files.features import read_header
 from support.files.narrations import read_predictions
 from toy.files import toy_samples
 from test_evaluate import command
@@ -168,7 +167,6 @@ def test_four_commands(toys, tmp_path, capsys):
 
 
 def test_published_weights_are_fine_tuned(tmp_path, no_look_back):
-    """--init with a folder of the published format."""
     width = load_file(GOLDEN / "video.safetensors")["video_101"].shape[2]
     text = "time,text\n1,You put the pot.\n4,You talk to a woman.\n"
     folder = make_folder(tmp_path / "own", {"a": 10, "b": 10}, text, width, vision=nar.Config.vision)
@@ -202,15 +200,14 @@ def test_length_of_training(loss, videos, width, epochs, rate):
 
 
 def test_new_words_are_learned_longer(capsys):
-    """In small batches. Options that are given stay."""
+    """Options that are given stay."""
     model = tiny()
     examples = [lambda: train.Example(*video(model))]
     options = train_command.options_from(data=".", lr=1e-3)
     assert options.batch == 2
     train_command.choose_length(model, examples, options)
     assert (options.epochs, options.lr) == (1200, 1e-3)
-    said = capsys.readouterr().err
-    assert re.search(r"600 steps \(1200 epochs\), about \d+ minutes, peak .* 0.001", said)
+    assert "600 steps (1200 epochs), about " in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------- narrations
@@ -233,20 +230,15 @@ def test_each_form_gives_the_sentences_as_they_are_written(tmp_path, capsys, nam
     assert is_left_out == ("\n\n\n" in content or "3,\n" in content)
 
 
-@pytest.mark.parametrize("name, content, message", [
-    ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\n\n", "has no narrations"),
-    ("a.csv", "time,text\n1,Öffne.".encode("latin-1"), "is not UTF-8 text .invalid"),
-    ("a.json", '{"b": [{"time": 1, "text": "x"}]}', "expected .*alone or as .narrations"),
-    ("a.json", '[{"time": NaN, "text": "x"}]', "NaN is no number"),
+@pytest.mark.parametrize("text, message", [
+    ("time,text\n1,\n", "a.csv.* has no narrations"),
+    ("time,text\n1,You sit, and go.\n", "a.csv, line 2: expected"),
 ])
-def test_bad_narrations_are_refused_by_name(tmp_path, name, content, message):
-    make_folder(tmp_path, {"a": 20})
-    (tmp_path / "a.csv").unlink()
-    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+def test_bad_narrations_are_refused_by_name(tmp_path, text, message):
+    make_folder(tmp_path, {"a": 20}, text)
     for read in (samples, encode):
-        with pytest.raises(BadData, match=message) as error:
+        with pytest.raises(BadData, match=message):
             read(tmp_path)
-        assert name in str(error.value) and "\n" not in str(error.value)
 
 
 def test_placed_on_frames(tmp_path, capsys):
@@ -285,23 +277,6 @@ def test_narrations_that_are_not_of_the_video_are_refused(tmp_path, times, messa
         samples(tmp_path)
 
 
-def test_scores_of_files(tmp_path):
-    """evaluate.py score reads a folder on both sides, with what macOS and stream.py put beside."""
-    for name, text in (("a", "You sit."), ("b", "You stand.")):
-        (tmp_path / f"{name}.srt").write_text(srt_cue(0, 0, 1, "You look.") + srt_cue(1, 1, 3, text))
-    predictions = tmp_path / "pred"
-    predictions.mkdir()
-    rows = '{"end": 1.0, "text": "You look."}\n{"end": 3.0, "text": "You sit."}\n'
-    (predictions / "a.jsonl").write_text(rows)
-    (predictions / "a.trace.jsonl").write_text("{}")
-    (predictions / "._a.json").write_bytes(b"\x00\x05\x16\x07Mac OS X")
-    (predictions / "b.vtt").write_text("WEBVTT\n\n00:00.000 --> 00:03.000\nYou sit.\n")
-    scored = command("score", "--pred", predictions, "--gt", tmp_path, "--json")
-    assert (scored["videos"], scored["predicted"], scored["recall"]) == (2, 3, 0.75)
-    alone = command("score", "--pred", predictions / "b.vtt", "--gt", tmp_path / "a.srt", "--json")
-    assert (alone["predicted"], alone["precision"], alone["recall"]) == (1, 1.0, 0.5)
-
-
 # ---------------------------------------------------------------------- files and splits
 
 
@@ -330,7 +305,6 @@ def test_split_by_share(tmp_path):
     ({"val": "b\n\ne.f\n"}, "val", ["b", "e.f"]),
     ({"val": "b", "test": "c"}, "train", ["a", "d", "e.f"]),
     ({"val": "b", "test": "c"}, "test", ["c"]),
-    ({"test": "a\nb\nc\nd"}, "train", ["e.f"]),
     ({}, "test", r"none of its 5 videos is for test; write names .*test\.txt"),
     ({"test": "a\nb\nc\nd"}, "val", r"for val; .*val\.txt .*\(train.py --val-limit 0 needs none\)"),
     ({}, "dev", "unknown split 'dev'; choose one of train, val, test, all"),
@@ -399,20 +373,16 @@ def test_only_new_and_changed_videos_are_encoded(toys, tmp_path):
     assert encoded() == [False, True, True]
     first_x, second_x, _ = (load_file(file)["features"] for file in files)
     assert torch.equal(first_x, second_x)
-    header = read_header(files[0]).header
-    assert (header["vision"], header["fps"], header["grid"]) == (str(TOY / "vision"), "2.0", "3")
     assert encoded("--fps", "4") == [True, True, True]
     assert samples(folder)[0].fps == 4.0
 
 
-def test_features_of_other_settings_or_videos_are_refused(tmp_path):
+def test_features_of_other_settings_are_refused(tmp_path):
+    """Of another video: test_marks.py."""
     folder = make_folder(tmp_path, {"a": 20}, width=16)
     make_folder(folder, {"b": 20}, width=16, fps="4.0")
     with pytest.raises(BadData, match="b: has 4 frames a second, the narrator needs 2"):
         train_on(folder, tmp_path / "out", llm=str(TOY / "llm"))
-    (folder / "a.mp4").write_bytes(b"A video")             # of the same size
-    with pytest.raises(BadData, match=r"a.safetensors was made with video = 7 bytes, .*, here 7 .*encode again"):
-        samples(folder)
     own_videos.feature_file(folder, "a").unlink()
     with pytest.raises(BadData, match="a.safetensors: is missing: python data.py encode"):
         samples(folder)
