@@ -13,7 +13,7 @@ from support.common.text import one_line
 from support.files.cues import read_cues, srt_text
 from support.files.narrations import read_predictions, read_truth
 from support.files.own_videos import read_sentences
-from support.files.tracks import Notes, frame_at, time_of
+from support.files.tracks import Notes
 
 SRT = """\ufeff1
 00:00:00,000 --> 00:00:01,500
@@ -49,8 +49,6 @@ CSV = 'start,end,text\n0,1.5,You sit\n\n1.5,1:01:02.25,"You ""cut"",\nthen stir"
 # file: (content, sentences)
 READ = {
     "a.srt": (SRT, [(1.5, "You look around the room"), (5, ""), (3600002, "42 cups &amp; a <pan>")]),
-    "b.srt": (SRT.replace("\n", "\r\n"), [(1.5, "You look around the room"), (5, ""),
-                                          (3600002, "42 cups &amp; a <pan>")]),
     "c.srt": ("", []),
     "a.vtt": (VTT, [(2, "You sit,"), (3600004, "You cut a <3 & &amp; shaped \u200fcake -> here > there")]),
     "b.vtt": ("WEBVTT\n\n", []),
@@ -67,24 +65,16 @@ REFUSED = [
     ("a.srt", S1.format("A") + "\n2\n00:00:00,900 --> 00:00:04,000\nB\n", 5),          # times
     ("a.srt", S1.format("A")[2:], 1),                              # no number
     ("a.srt", S1.format("A").replace(",", "."), 1),
-    ("a.srt", S1.format("A").replace("-->", "->"), 1),
     ("a.srt", S1.format("A").replace("02,000", "00,500"), 1),      # it ends before it begins
-    ("a.srt", S1.format("A").replace("02,000", "02,000 You sit."), 1),
     ("a.srt", S1.format("A").replace("02,000", "61,000"), 1),
     ("a.vtt", S1.format("A"), 1),
-    ("a.vtt", V1.format("A").replace("\n\n", "\n"), 1),
     ("a.vtt", V1.format("A").replace(".", ","), 3),
     ("a.vtt", V1.format("A\n00:03.000 --> 00:04.000\nB"), 3),
-    ("a.vtt", V1.format("You\n\nsit."), 6),
     ("a.vtt", V1.format("a < b"), 3),                              # a tag up to the next >
     ("a.vtt", V1.format("A\n") + V1.format("B"), 6),               # two files in one
-    ("a.csv", "0,1,You sit.\n", 1),
-    ("a.csv", "", 1),
-    ("a.csv", "time;text\n1;You sit.\n", 1),
     ("a.csv", "video,time,text\na,1,You sit.\n", 1),
     ("a.csv", "time,text\n1,You cut, then stir.\n", 2),
     ("a.csv", "time,text\n1,You sit.\n1:02,You go.\n", 3),         # minutes, or hours
-    ("a.csv", 'time,text\n"1,5",You sit.\n', 2),
     ("a.csv", "time,text\n00:00:05:12,You sit.\n", 2),             # frames
     ("a.csv", "start,end,text\n5,2,You sit.\n", 2),
     ("a.csv", 'time,text\n1,"You sit.\n2,You say "go".\n', 3),     # a quote without its end
@@ -102,7 +92,8 @@ def read(path, content: str):
 @pytest.mark.parametrize("name", READ)
 def test_each_form_is_read(tmp_path, name):
     content, sentences = READ[name]
-    assert read(tmp_path / name, content) == sentences
+    for end in ("\n", "\r\n"):
+        assert read(tmp_path / name, content.replace("\n", end)) == sentences
 
 
 @pytest.mark.parametrize("name, content, line", REFUSED)
@@ -223,9 +214,3 @@ def test_ffmpeg_reads_the_same(tmp_path):
         assert texts == [sentence.text for sentence in sentences]
         ends = [float((packet.pts + packet.duration) * packet.time_base) for packet in packets]
         assert ends == pytest.approx([sentence.time for sentence in sentences], abs=1e-6)
-
-
-@pytest.mark.parametrize("fps", [2, 7, 29.97])
-def test_milliseconds_of_subtitles_do_not_move_a_narration(fps):
-    for frame in range(300):
-        assert frame_at(round(time_of(frame, fps), 3), fps) == frame
