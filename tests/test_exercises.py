@@ -20,7 +20,7 @@ WRITTEN = [section for section in CHANGES if section.count("```diff") == 2]
 COPIED = ("*.py", "pytest.ini", "baselines", "commands", "streams", "support", "toy", "experiments",
           "tests")
 # tests that take seconds; most of them narrate the kitchen, too
-LONG_TESTS = ("test_explain", "test_output_formats", "test_cache_is_bounded")
+LONG_TESTS = ("test_output_formats", "test_cache_is_bounded")
 KITCHEN = (r"The kitchen: (\d+) narrations, (\d+) as before(?:, (\d+) one frame later)?; "
            r"the cache holds at most (\d+) tokens")
 

@@ -27,12 +27,6 @@ def test_there_are_no_other_cells():
     assert len(CELLS) == len(NUMBERS)
 
 
-def test_the_walk_begins_with_its_first_idea():
-    """What prints is in walk_tools.py."""
-    cell_0 = SHARED.split("# %% 0. ")[1].splitlines()
-    assert len([line for line in cell_0 if line and not line.startswith("#")]) <= 20
-
-
 def test_the_first_cells_run(capsys):
     """One segment by hand, and training is streaming."""
     exec(compile(SHARED + "".join(CELLS[:3]), WALK, "exec"), {"__file__": str(WALK)})

@@ -56,16 +56,6 @@ def test_narrators_share_a_base():
     assert "--init out/mimetic-longer-2" in " ".join(train_command("second-tuned", 2, "out"))
 
 
-def test_rows_of_a_table_share_a_warm_up():
-    """Each command names it, as the toy's default is not the paper's."""
-    for name, table in paper.TABLES.items():
-        warm_ups = set()
-        for row in table.rows:
-            words = train_command(row.training, 0, "out")
-            warm_ups.add(words[words.index("--warmup") + 1])
-        assert len(warm_ups) == 1, name
-
-
 def parsed(words: list[str], monkeypatch):
     """The options of a command without `python`, read by its own parser."""
     if words[0] == "train.py":

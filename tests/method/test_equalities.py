@@ -173,7 +173,6 @@ VARIANTS = {
     "on narrations alone": {"memory": "none", "narration_memory": 6, "last_k": 0,
                             "keep_newline": True},
     "one token": {"grid": 0},
-    "one token, recent": {"grid": 0, "memory": "recent"},
     "one token, published": {"grid": 0, "readout": "cls"},
 }
 
