@@ -222,7 +222,8 @@ def test_encoded_videos_are_a_data_set(videos, tmp_path):
     name = Path(videos[0]).stem
     features = Store(tmp_path, {}).find(name)
     end = features.duration
-    rows = [{"time": time, "text": "You look."} for time in (0.1, end - 0.1, end)]
+    times = {"You look.": 0.1, "You sit.": end - 0.1, "You stand.": end}
+    rows = [{"time": time, "text": text} for text, time in times.items()]
     (tmp_path / "annotations").mkdir()
     file = tmp_path / "annotations" / "refined_train_narrations.json"
     file.write_text(json.dumps({name: rows}))
@@ -239,7 +240,6 @@ def test_encoded_videos_are_a_data_set(videos, tmp_path):
 
 
 # ---------------------------------------------------------------------- command line
-
 
 def test_the_command_line_writes_and_counts(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)

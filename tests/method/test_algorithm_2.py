@@ -145,7 +145,7 @@ def assert_is_algorithm_2(narrator, frames, narrations):
     assert sum(step.narration is not None for step in steps) >= narrations
 
 
-@pytest.mark.parametrize("last_k", [None, 0, 1, 2])         # 0: none is kept, never all
+@pytest.mark.parametrize("last_k", [None, 0, 2])            # 0: none is kept, never all
 def test_of_a_random_narrator(last_k):
     model = tiny(last_k=last_k, grid=1, memory_tokens=3, max_new_tokens=3, theta=0.003,
                  theta_low=0.002, refractory=1.0)
