@@ -22,6 +22,7 @@ from support.common.options import DATASETS, Parser
 from support.common.processes import process_group, together
 from support.common.progress import say, say_as_one
 from support.engine import checkpoint
+from support.engine.cpu import speed_up
 from support.engine.family import warn_of_longest
 from support.engine.run import Run, begin_together, portable_path
 from support.engine.run_options import FurtherOptions, RunOptions, ToyOptions, flag_of
@@ -250,6 +251,7 @@ def train_on_files(options: Options) -> None:
     narrator.to(device)
     look_through(narrator, header_of_all([*samples, *held_out]), options)
     begin_together(narrator, samples, held_out, options)
+    speed_up(narrator, learns=True)
     if options.checkpointing:
         narrator.llm.gradient_checkpointing_enable({"use_reentrant": False})
 

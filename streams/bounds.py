@@ -93,9 +93,12 @@ class Bounded(Ahead):
         """
         if not self.config.prune:
             return False
+        if self.restart_asked:
+            return True
+        if self.config.max_segment is None:
+            return False
         rounding = 1e-6
-        longest = self.config.max_segment or math.inf
-        return self.restart_asked or self.time - self.start_time >= longest - rounding
+        return self.time - self.start_time >= self.config.max_segment - rounding
 
     def reopen(self) -> None:
         """Restart the segment: read the memory, drop the frames, and open the segment again."""

@@ -35,6 +35,9 @@ COMMANDS = [
     f"data.py encode toys/a.mp4 --vision {TOY / 'vision'} --output features --device cpu",
     "train.py --data ek100 --root nowhere --device cpu",
     "narrator.py",
+    "-m experiments.cost stream --frames 4 --variants FlowNar --device cpu",
+    "-m experiments.attention --data toy --root toys --limit 1 --device cpu",
+    "-m experiments.asked summaries --pred p.json --gt g.json --llm toys",
 ]
 # An input that is missing, an output that cannot be written, a model that is not there.
 CANNOT_WORK = [
@@ -123,7 +126,17 @@ def world(tmp_path, monkeypatch, no_java):
     return tmp_path
 
 
-def check_nonsense(line: str):
+@pytest.fixture
+def no_model(monkeypatch):
+    """To load a model is a failure."""
+    for name in ("AutoModel", "AutoModelForCausalLM", "AutoTokenizer"):
+        monkeypatch.setattr(f"transformers.{name}.from_pretrained",
+                            lambda *_, **__: pytest.fail("a model is loaded"))
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_nonsense_is_refused_in_one_line(line, world):
+    """The error, and how to get help; no usage."""
     module, arguments = module_and_arguments(line.split())
     options = valued_options(module, arguments)
     refused = 0
@@ -140,32 +153,14 @@ def check_nonsense(line: str):
     assert re.fullmatch(r".* error: unrecognized arguments: --nonsense; see --help\n", err)
 
 
-def check_refused_early(line: str, folder):
+@pytest.mark.parametrize("line", CANNOT_WORK)
+def test_what_cannot_work_is_refused_before_anything_is_loaded(line, world, no_model):
     """One error, and no new file."""
-    before = sorted(folder.rglob("*"))
+    before = sorted(world.rglob("*"))
     code, err = call(*module_and_arguments(line.split()))
     assert code == 1
     assert sum(line.startswith("error: ") for line in err.splitlines()) == 1, err
-    assert sorted(folder.rglob("*")) == before
-
-
-@pytest.fixture
-def no_model(monkeypatch):
-    """To load a model is a failure."""
-    for name in ("AutoModel", "AutoModelForCausalLM", "AutoTokenizer"):
-        monkeypatch.setattr(f"transformers.{name}.from_pretrained",
-                            lambda *_, **__: pytest.fail("a model is loaded"))
-
-
-@pytest.mark.parametrize("line", COMMANDS)
-def test_nonsense_is_refused_in_one_line(line, world):
-    """The error, and how to get help; no usage."""
-    check_nonsense(line)
-
-
-@pytest.mark.parametrize("line", CANNOT_WORK)
-def test_what_cannot_work_is_refused_before_anything_is_loaded(line, world, no_model):
-    check_refused_early(line, world)
+    assert sorted(world.rglob("*")) == before
 
 
 @pytest.mark.parametrize("asked, expected", [("", torch.bfloat16), ("--dtype float32", torch.float32)])

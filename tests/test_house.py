@@ -1,5 +1,4 @@
-"""The house: six files on top, imports that only point down, one meaning for each name, and a budget
-for each room."""
+"""Six files on top, imports that only point down, one meaning a name, a budget a room."""
 import ast
 from collections import defaultdict
 
@@ -104,7 +103,7 @@ def test_every_file_says_what_it_is(path):
 # folding two thoughts into one line. A commit that needs more raises the number, and says why.
 BUDGET = {
     "the six files": 15_150,                   # each of them is its script
-    "support": 31_900,                         # marks of what something was made of
+    "support": 32_050,                         # marks of what something was made of
     "experiments": 11_200,
     "streams": 14_100,                         # passes as CUDA graphs, and what has been learned
     "toy": 13_350,
@@ -112,7 +111,7 @@ BUDGET = {
     "baselines": 6_150,                        # caches that are compared, and moved keys
     "docs": 3_950,
 }
-WHOLE = 107_500
+WHOLE = 107_650
 
 
 def test_no_room_is_larger_than_its_budget():

@@ -1,5 +1,4 @@
-"""The README and the other pages tell the truth: names of files and functions, commands and their
-options, links, numbers that stand twice."""
+"""The pages tell the truth: names of files and functions, commands, links, numbers."""
 import ast
 import re
 import shlex

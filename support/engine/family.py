@@ -47,10 +47,13 @@ def of_settings(llm: nn.Module) -> str | None:
     for kind in getattr(config, "layer_types", None) or []:
         if kind not in LAYERS:
             return f"has layers that do not see all tokens ({kind})"
-    rotations = getattr(config, "rope_parameters", None) or {}
-    kind = rotations.get("rope_type", "default")
-    if kind not in ROTATIONS:
-        return f"has rotations that depend on the length of the context ({kind})"
+    given = getattr(config, "rope_parameters", None) or {}
+    # the settings of all layers, or of each kind of layers
+    rotations = [part for part in given.values() if isinstance(part, dict)] or [given]
+    for rotation in rotations:
+        kind = rotation.get("rope_type", "default")
+        if kind not in ROTATIONS:
+            return f"has rotations that depend on the length of the context ({kind})"
     return None
 
 

@@ -1,5 +1,4 @@
-"""The memories of Table 5 (baselines/memories.py): each against a plain oracle, in streaming,
-training, checkpoints."""
+"""baselines/memories.py: the memories of Table 5, each against a plain oracle."""
 import re
 
 import numpy as np

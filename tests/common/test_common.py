@@ -1,5 +1,4 @@
-"""What all files share (support/common/): how commands end, files that appear whole, progress,
-options, texts."""
+"""support/common: how commands end, files that appear whole, progress, options, texts."""
 import argparse
 import errno
 import json

@@ -2,8 +2,9 @@
 import pytest
 import torch
 
-from helpers import grouped, tiny
+from helpers import grouped, tiny, video
 from support.engine import cpu
+from test_equalities import hidden_and_gradients
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
 
@@ -25,6 +26,20 @@ def test_small_models_stay_as_they_are():
     assert kinds(model) == before
 
 
+@needs_onednn
+def test_a_training_step_in_fp32(any_size):
+    """Outputs and gradients; parameters keep their names."""
+    model = tiny(llm=grouped())
+    hidden, gradients = hidden_and_gradients(model, *video(model))
+    cpu.speed_up(model, learns=True)
+    assert cpu.OneDNNLinear in kinds(model)
+    fast_hidden, fast_gradients = hidden_and_gradients(model, *video(model))
+    assert (fast_hidden - hidden).norm() < 1e-5 * hidden.norm()
+    assert fast_gradients.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        assert (fast_gradients[name] - gradient).norm() < 1e-4 * gradient.norm() + 1e-6, name
+
+
 packs = pytest.mark.skipif(not cpu.multiplies_bf16(), reason="this processor does not multiply bf16")
 
 
@@ -38,6 +53,9 @@ def test_the_numbers_of_a_stream_stay(any_size, dtype, kind, tolerance):
     llm = grouped(dtype)
     llm.lm_head.weight = llm.get_input_embeddings().weight
     model = tiny(llm=llm).eval()
+    if kind is cpu.PackedLinear:                # for streams alone
+        cpu.speed_up(model, learns=True)
+        assert kind not in kinds(model)
     for module in model.modules():
         if hasattr(module, "lora_B"):
             torch.nn.init.zeros_(module.lora_B.weight)

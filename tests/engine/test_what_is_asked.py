@@ -39,6 +39,12 @@ def test_what_a_narrator_does_not_do_is_refused(name, changes, says):
         tiny(llm=model_of(name, **changes))
 
 
+def test_rotations_of_each_kind_of_layers_are_looked_at():
+    llm = model_of("Llama")
+    llm.config.rope_parameters = {"full_attention": DYNAMIC}
+    assert "context (dynamic)" in family.of_settings(llm)
+
+
 @pytest.mark.parametrize("name, changes, dtype", [
     ("Qwen2", {"sliding_window": 16}, torch.float32),       # switched off, as Qwen2.5 has it
     ("Mistral", {"sliding_window": None}, torch.bfloat16),
