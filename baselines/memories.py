@@ -12,6 +12,7 @@ allows.
     retnet    [h, D/2h, D/h]      65,536                       keys, values, queries
     scalar    [h, D/2h, D/h]      65,536                       and a gate for each head
     clam      [h, D/2h, D/h]      65,536                       and a gate for each key channel
+    tied      [h, D/2h, D/h]      65,536                       the same as clam
     writing   [h, D/2h, D/h]      65,536                       and how much a head writes
     delta     [h, D/2h, D/h]      65,536                       and how much a head replaces
 
@@ -262,6 +263,22 @@ class ScalarGate(CLAM):
         self.reset_parameters()
 
 
+class TiedCLAM(CLAM):
+    """CLAM with an input gate that is tied to its decay gate (not in the paper), as in HGRN2 (Qin et
+    al., 2024, arXiv 2404.07904) and the minimal gated unit (Zhou et al., 2016, arXiv 1603.09420):
+
+        S_j = G_j * S_{j-1} + ((1 - G_j) * k_j)^T v_j
+
+    A key channel takes in as much as it gives up. No weight is added.
+    """
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(1 - G) k, v and log G."""
+        k, v, log_gate = super().project(x)
+        input_gate = -torch.expm1(log_gate)                             # 1 - G
+        return input_gate * k, v, log_gate
+
+
 class WritingCLAM(CLAM):
     """CLAM with the delta rule's way of writing, but without its erasing (not in the paper): keys of
     norm 1, and a write strength.
@@ -363,6 +380,7 @@ class DeltaNet(CLAM):
 
 MEMORIES = {
     "clam": CLAM,
+    "tied": TiedCLAM,
     "writing": WritingCLAM,
     "delta": DeltaNet,
     "scalar": ScalarGate,

@@ -108,10 +108,10 @@ BUDGET = {
     "streams": 14_100,                         # passes as CUDA graphs, and what has been learned
     "toy": 13_350,
     "commands": 11_850,
-    "baselines": 6_150,                        # caches that are compared, and moved keys
+    "baselines": 6_220,                        # CLAM with a tied input gate
     "docs": 3_950,
 }
-WHOLE = 107_650
+WHOLE = 107_750
 
 
 def test_no_room_is_larger_than_its_budget():

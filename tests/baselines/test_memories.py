@@ -9,7 +9,8 @@ import torch.nn.functional as F
 import narrator as nar
 from baselines import memories
 from baselines.memories import (
-    DeltaNet, KMeans, MovieChat, RecentFrames, RetNet, ScalarGate, TokenMLP, WritingCLAM,
+    DeltaNet, KMeans, MovieChat, RecentFrames, RetNet, ScalarGate, TiedCLAM, TokenMLP,
+    WritingCLAM,
 )
 from clam import CLAM
 from helpers import tiny, video
@@ -19,7 +20,7 @@ from test_equalities import assert_chunked_is_recurrent, assert_same, both_ways
 
 WIDTH, M, J = 32, 25, 10                       # frames do not fill the M places exactly
 LEARNED = {"clam": CLAM, "scalar": ScalarGate, "retnet": RetNet, "tokenmlp": TokenMLP,
-           "writing": WritingCLAM, "delta": DeltaNet}
+           "tied": TiedCLAM, "writing": WritingCLAM, "delta": DeltaNet}
 GIVEN = {"kmeans": KMeans, "moviechat": MovieChat, "recent": RecentFrames}
 
 
@@ -253,7 +254,7 @@ def test_tokenmlp_by_hand():
 
 # ------------------------------------------------------------------ RetNet, one gate per head
 
-@pytest.mark.parametrize("name", ["retnet", "scalar", "writing", "delta"])
+@pytest.mark.parametrize("name", ["retnet", "scalar", "tied", "writing", "delta"])
 @pytest.mark.parametrize("lengths", [[10, 30, 20], [1, 300, 7], [0, 3, 0]], ids=str)
 def test_chunked_is_recurrent_without_gates_per_channel(name, lengths):
     assert_chunked_is_recurrent(make(name), lengths)
@@ -286,6 +287,21 @@ def test_a_gate_per_head_is_a_gate_per_channel_repeated():
     _, _, gates = scalar.project(x)
     assert gates.shape == (1, 50, 2, 1)
     assert gates.std(dim=1).min() > 0
+
+
+def test_what_comes_in_is_what_is_given_up():
+    """A channel with G = 1/4 takes in 3/4 of its key; one that keeps everything takes in nothing."""
+    memory = TiedCLAM(4, 1, heads=1)
+    tokens = torch.tensor([[[4.0, 5, 1, 0], [8, 6, 1, 0]]])             # k (4, 5), (8, 6); v 1, 1
+    with torch.no_grad():
+        memory.w_k.weight.copy_(torch.eye(4)[:2])
+        memory.w_v.weight.copy_(torch.eye(4)[[2, 3, 2, 3]])
+        memory.w_gate[1].weight.zero_()
+        memory.w_gate[1].bias.copy_(torch.tensor([0.25, 1.0]).logit(eps=1e-7))
+    state = memory.step(tokens, memory.initial_state())
+    assert near(state[0, 0, :, 0], torch.tensor([3 / 4 + 6, 0]))
+    assert {name: weight.shape for name, weight in memory.state_dict().items()} == {
+        name: weight.shape for name, weight in CLAM(4, 1, heads=1).state_dict().items()}
 
 
 def test_a_write_strength_by_hand():
