@@ -38,7 +38,7 @@ from support.common.options import DATASETS, dataset_folder
 from support.common.progress import say_as_one
 from support.files import annotations, own_videos
 from support.files.features import Features, Store, check_fit, encode_pictures
-from support.files.tracks import BEYOND, NarratedVideo, Notes, assign_frames, at_frames, frame_at
+from support.files.sentences import BEYOND, NarratedVideo, Notes, assign_frames, at_frames, frame_at
 
 FPS = 2                 # frames a second of the three data sets (§4.1)
 
@@ -236,7 +236,7 @@ def no_features(root: Path, video: str) -> BadData:
 def track_sample(track: NarratedVideo, features: Features, notes: Notes) -> Sample:
     """One annotator's narrations of one video, from the first narration to the last."""
     # As in the authors' code: on the first frame that is not shown before the narration. That is
-    # one frame later than `frame_at` (support/files/tracks.py) would have it, for each narration
+    # one frame later than `frame_at` (support/files/sentences.py) would have it, for each narration
     # after 0 s.
     sentences, = track.annotators
     placed = assign_frames(sentences, features.duration, FPS, notes, features.frames)

@@ -37,7 +37,7 @@ from support.common.errors import BadData
 from support.common.java import java_problem, run_meteor
 from support.common.processes import in_shares, my_share
 from support.common.progress import progress, say
-from support.files.tracks import NarratedVideo, Sentence
+from support.files.sentences import NarratedVideo, Sentence
 
 TAU = 0.5                     # IoU from which two segments match
 

@@ -25,7 +25,7 @@ from support.engine.cpu import speed_up
 from support.engine.run import portable_path
 from support.files import own_videos
 from support.files.encoding import encode_videos
-from support.files.tracks import Notes
+from support.files.sentences import Notes
 
 
 # ---------------------------------------------------------------------- the three commands

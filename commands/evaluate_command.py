@@ -33,7 +33,7 @@ from support.engine.cpu import speed_up
 from support.files.features import check_encoder
 from support.files.narrations import paired, read_predictions, read_truth
 from support.files.predictions import Predictions
-from support.files.tracks import NarratedVideo, Notes, Sentence
+from support.files.sentences import NarratedVideo, Notes, Sentence
 
 KEPT = Path("out/evaluations")          # where the predictions of a data set are kept
 

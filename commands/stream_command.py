@@ -50,7 +50,7 @@ LICENCE = "https://huggingface.co/meta-llama/Llama-3.2-1B-Instruct"
 TOY_SIZE = (96, 96)                     # pixels of the toy's videos
 
 
-class Stream:
+class NarratedInput:
     """The narration of one input, from its first frame, or from its state, to its end.
 
     given       the input and its output files
@@ -220,7 +220,7 @@ def run_inputs(args: argparse.Namespace) -> None:
     streams = []
     for given in inputs:
         shown = args.html or args.serve is not None
-        streams.append(Stream(given, Page(given) if shown else None))
+        streams.append(NarratedInput(given, Page(given) if shown else None))
     if args.serve is not None:
         url = serve(streams[0].page, args.serve)
         say(f"page: {url}")
@@ -308,7 +308,7 @@ def load_models(model: str, args: argparse.Namespace,
     return narrator, encoder
 
 
-def show(stream: Stream, narrator: Narrator, encoder: VisionEncoder | None,
+def show(stream: NarratedInput, narrator: Narrator, encoder: VisionEncoder | None,
          args: argparse.Namespace) -> None:
     """Narrate an input, and print what is decided, above a bar."""
     name = stream.given.name or "streaming"
@@ -325,7 +325,7 @@ def show(stream: Stream, narrator: Narrator, encoder: VisionEncoder | None,
                     print("\n".join(lines), flush=True)
 
 
-def lines_about(stream: Stream, decision: Decision, row: dict | None,
+def lines_about(stream: NarratedInput, decision: Decision, row: dict | None,
                 args: argparse.Namespace) -> list[str]:
     """What is printed of a decision: its narration, and with --explain each frame."""
     name = f"{stream.given.name} " if stream.given.name else ""

@@ -40,7 +40,7 @@ from support.common.text import one_line
 from support.engine.checkpoint import load_llm
 from support.files.annotations import summarised
 from support.files.narrations import Sentence, is_list_of, paired, read_predictions
-from support.files.tracks import NarratedVideo, Notes
+from support.files.sentences import NarratedVideo, Notes
 
 Ask = Callable[[str, int], str]                # (question, longest answer [tokens]) -> answer
 

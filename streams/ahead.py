@@ -131,13 +131,13 @@ class Ahead(Context):
             self.cache.tokens += tokens
         else:
             self.take_back()
-            logits = self.read_ahead(tokens, x)
+            logits = self.feed_with_guesses(tokens, x)
         if not math.isfinite(logits.sum() + self.state.sum()):
             raise BadData(f"at frame {self.frame}, or at one that was read ahead, the model's "
                           f"numbers are not finite; try --dtype bfloat16 or float32")
         return logits
 
-    def read_ahead(self, tokens: Tokens, x: Tensor | None) -> Tensor:
+    def feed_with_guesses(self, tokens: Tokens, x: Tensor | None) -> Tensor:
         """One pass over the tokens and over the pieces that are guessed to follow them.
 
         After a frame the next frames follow, as if none of them ended the segment. After words,

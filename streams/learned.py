@@ -10,7 +10,7 @@ from evaluate import measure_video, of_each, rouge_l, self_conditioned, to_predi
 from narrator import Narrator
 from streams.bounds import open_stream
 from support.common.progress import say_as_one
-from support.files.tracks import Sentence
+from support.files.sentences import Sentence
 
 VIDEOS = 8              # that are streamed when a training has ended
 WORST = 3

@@ -6,7 +6,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from evaluate import TAU, average, overlaps, segments
-from support.files.tracks import NarratedVideo, Sentence
+from support.files.sentences import NarratedVideo, Sentence
 
 
 # of each predicted sentence, whether it is repeated; of matched true ones, the delays [s]

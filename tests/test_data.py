@@ -18,7 +18,7 @@ from support.common.disk import write_tensors
 from support.common.errors import BadData
 from support.files import encoding
 from support.files.features import Store
-from support.files.tracks import frame_at, time_of
+from support.files.sentences import frame_at, time_of
 from support.files.video import Video, write_video
 from toy import world
 from toy.files import toy_samples

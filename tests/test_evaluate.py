@@ -19,7 +19,7 @@ from commands import evaluate_command
 from helpers import run_together, save_features, tiny
 from support.common.disk import read_jsonl
 from support.common.options import config_changes
-from support.files.tracks import NarratedVideo as Truth, Sentence
+from support.files.sentences import NarratedVideo as Truth, Sentence
 from toy import world
 from toy.words import ToySentence
 from test_data import write_toy

@@ -21,7 +21,7 @@ from data import Sample
 from support.common.disk import expecting, read_json, write_json
 from support.common.errors import BadData
 from support.common.progress import progress
-from support.files.tracks import frame_at, time_of
+from support.files.sentences import frame_at, time_of
 from support.files.video import Video, write_video
 from toy.words import ToySentence, true_sentences
 from toy.world import FPS, SEEDS, Kitchen, find_world, kitchens

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image                          # it comes with matplotlib
 
 from support.common.disk import read_json
-from support.files.tracks import time_of
+from support.files.sentences import time_of
 from toy.files import filmed
 from toy.paint import sprite
 from toy.probe import PLAIN, name_of_thing

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.common.disk import expecting, is_number, read_json
 from support.files.narrations import is_list_of
-from support.files.tracks import Sentence, frame_at
+from support.files.sentences import Sentence, frame_at
 from toy.world import FPS
 
 TRUTH = '{"narrations": [{"time": seconds, "text": "...", "memory": ["..."]}, ...]}'

@@ -23,7 +23,7 @@ from pathlib import Path
 from support.common.disk import expecting, read_json
 from support.common.errors import BadData, NotDownloaded
 from support.files.narrations import to_sentences
-from support.files.tracks import NarratedVideo, Notes, Sentence
+from support.files.sentences import NarratedVideo, Notes, Sentence
 
 
 # ------------------------------------------------------------------------------------------- files

@@ -24,7 +24,7 @@ from pathlib import Path
 from support.common.disk import read_text
 from support.common.errors import BadData
 from support.common.text import one_line
-from support.files.tracks import Notes, Sentence
+from support.files.sentences import Notes, Sentence
 
 READ = {
     ".srt": "cues with an empty line between them, each a number, a line such as 00:00:01,500 --> "

@@ -16,18 +16,15 @@ the problem.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 from support.common.disk import expecting, is_number, read_json, read_jsonl
 from support.common.errors import BadData
 from support.common.text import one_line
 from support.files.cues import read_cues
-from support.files.tracks import NarratedVideo, Notes, Sentence
+from support.files.sentences import NarratedVideo, Notes, Sentence
 
 
 ROW = '{"time" or "end": seconds, "text": str}'
@@ -37,20 +34,14 @@ ENDINGS = (".json", ".jsonl", ".csv", ".srt", ".vtt")
 
 def read_predictions(path: Path, notes: Notes | None = None) -> dict[str, list[Sentence]]:
     """{video: sentences} from a file or a folder (forms: see above)."""
-    videos = each_video(path, notes or Notes())
-    return {video: to_sentences(rows, f"{file}, video {video}") for file, video, rows in videos}
+    videos = read_narrations(path, notes or Notes(), several=False)
+    return {video: sentences for video, [sentences] in videos.items()}
 
 
 def read_truth(path: Path, notes: Notes | None = None) -> dict[str, NarratedVideo]:
     """{video: its true narrations} from a file or a folder (forms: see above)."""
-    truths = {}
-    for file, video, entry in each_video(path, notes or Notes()):
-        annotators = [entry]
-        if is_list_of(entry, list) and entry:
-            annotators = entry
-        truths[video] = NarratedVideo([to_sentences(rows, f"{file}, video {video}")
-                                       for rows in annotators])
-    return truths
+    videos = read_narrations(path, notes or Notes(), several=True)
+    return {video: NarratedVideo(annotators) for video, annotators in videos.items()}
 
 
 def paired(truths: dict, predictions: dict, gt: str, pred: str,
@@ -75,8 +66,10 @@ def paired(truths: dict, predictions: dict, gt: str, pred: str,
     return truths, predictions
 
 
-def each_video(path: Path, notes: Notes) -> Iterator[tuple[Path, str, Any]]:
-    """(file, video, entry) of the videos of a file, or of the files of a folder.
+def read_narrations(path: Path, notes: Notes, several: bool) -> dict[str, list[list[Sentence]]]:
+    """{video: the sentences of each annotator} of a file, or of the files of a folder.
+
+    several     whether a video may have several annotators
 
     BadData if two files have narrations of one video, because one of them would be lost.
     """
@@ -87,34 +80,42 @@ def each_video(path: Path, notes: Notes) -> Iterator[tuple[Path, str, Any]]:
                  if file.suffix.lower() in ENDINGS and not file.name.endswith(".trace.jsonl")]
     if not files:
         raise BadData(f"{path}: has no {', '.join(ENDINGS)} files")
-    seen = set()
+    videos = {}
     for file in files:
-        for video, entry in read_file(file, notes).items():
-            if video in seen:
+        for video, annotators in read_file(file, notes, several).items():
+            if video in videos:
                 raise BadData(f"{file}, video {video}: the video has narrations in another file, "
                               f"too; leave one out")
-            seen.add(video)
-            yield file, video, entry
+            videos[video] = annotators
+    return videos
 
 
-def read_file(file: Path, notes: Notes) -> dict:
-    """{video: entry} of a file."""
+def read_file(file: Path, notes: Notes, several: bool) -> dict[str, list[list[Sentence]]]:
+    """{video: the sentences of each annotator} of a file."""
     ending = file.suffix.lower()
+    if ending in (".csv", ".srt", ".vtt"):
+        return {file.stem: [read_cues(file, notes)]}
     if ending == ".jsonl":
         rows = read_jsonl(file)
         with expecting(file, READ):
             check_one_run(file, rows)
-        return {unquote(file.stem): rows}      # the inverse of file_name
-    if ending in (".csv", ".srt", ".vtt"):
-        return {file.stem: [asdict(cue) for cue in read_cues(file, notes)]}
-    content = read_json(file)
-    if isinstance(content, dict) and isinstance(content.get("narrations"), list):
-        content = content["narrations"]
-    if isinstance(content, list):
-        return {file.stem: content}
-    if not isinstance(content, dict):
-        raise BadData(f"{file}: expected {READ}, or {{video: {READ}}}")
-    return content
+        content = {unquote(file.stem): rows}   # the inverse of file_name
+    else:
+        content = read_json(file)
+        if isinstance(content, dict) and isinstance(content.get("narrations"), list):
+            content = content["narrations"]
+        if isinstance(content, list):
+            content = {file.stem: content}
+        if not isinstance(content, dict):
+            raise BadData(f"{file}: expected {READ}, or {{video: {READ}}}")
+
+    videos = {}
+    for video, entry in content.items():
+        annotators = [entry]
+        if several and is_list_of(entry, list) and entry:
+            annotators = entry
+        videos[video] = [to_sentences(rows, f"{file}, video {video}") for rows in annotators]
+    return videos
 
 
 def check_one_run(file: Path, rows: list[dict]) -> None:

@@ -9,7 +9,7 @@ it, in one file of the same name.
                             endings; without val.txt, a fifth of the videos is for validation
 
 A narration stands at its time, or at the end of its cue, as it is written. A sample is a video from
-its first narration to its end. What is left out is counted in Notes (tracks.py); what would be
+its first narration to its end. What is left out is counted in Notes (sentences.py); what would be
 wrong without a word is refused by name.
 """
 from __future__ import annotations
@@ -24,7 +24,7 @@ from support.common.seal import refuse_if_changed
 from support.files.encoding import mark_of_video
 from support.files.features import Features, feature_file, read_header
 from support.files.narrations import READ, read_predictions
-from support.files.tracks import (
+from support.files.sentences import (
     NarratedVideo, Notes, Sentence, at_frames, frame_at, one_frame_each,
 )
 

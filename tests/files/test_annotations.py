@@ -11,7 +11,7 @@ from helpers import save_features
 from narrator import Config
 from support.common.errors import BadData, NotDownloaded
 from support.files import annotations
-from support.files.tracks import Notes, Sentence, assign_frames
+from support.files.sentences import Notes, Sentence, assign_frames
 
 
 def write(path, content):

@@ -13,7 +13,7 @@ from support.common.text import one_line
 from support.files.cues import read_cues, srt_text
 from support.files.narrations import read_predictions, read_truth
 from support.files.own_videos import read_sentences
-from support.files.tracks import Notes
+from support.files.sentences import Notes
 
 SRT = """\ufeff1
 00:00:00,000 --> 00:00:01,500

@@ -130,7 +130,7 @@ def test_sentences_are_those_of_the_film_and_go_on_after_an_outage(
     live_bounds(narrator)
     eyes = Eyes(narrator)
     files = {"jsonl": str(tmp_path / "a.jsonl"), "trace": str(tmp_path / "a.trace")}
-    run = stream_command.Stream(Input(server.url, "", files, live=True))
+    run = stream_command.NarratedInput(Input(server.url, "", files, live=True))
     decisions = run.decisions(narrator, eyes, arguments("--source-option=stimeuot=5"))
     before = list(islice(decisions, 18))
     server.process.kill()

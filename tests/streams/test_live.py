@@ -332,7 +332,7 @@ def narrate_live(folder, model, names, count, eyes=Eyes()):
     """Narrate `count` frames of a live source, with these output files in a folder -> its input,
     and its Decisions and rows."""
     files = {name: str(folder / name) for name in names}
-    run = stream_command.Stream(Input(lavfi(25), "", files, live=True))
+    run = stream_command.NarratedInput(Input(lavfi(25), "", files, live=True))
     items = run.decisions(model, eyes, arguments())
     first_items = list(islice(items, count))
     items.close()

@@ -6,7 +6,7 @@ import pytest
 
 from commands.evaluate_command import measures_of
 from streams.loops import course_of
-from support.files.tracks import NarratedVideo, Sentence
+from support.files.sentences import NarratedVideo, Sentence
 
 SEEDS = range(8)
 

@@ -196,7 +196,7 @@ class Half:
 
     def decisions(self):
         """As the command makes them."""
-        stream = stream_command.Stream(Input(str(self.source), "", self.files))
+        stream = stream_command.NarratedInput(Input(str(self.source), "", self.files))
         return stream.decisions(self.model, None, self.args)
 
     def stop_after(self, count):
