@@ -13,7 +13,7 @@ from PIL import Image                          # it comes with matplotlib
 from support.common.disk import read_json
 from support.files.sentences import time_of
 from toy.files import filmed
-from toy.paint import sprite
+from toy.paint import TYPES, sprite
 from toy.probe import PLAIN, name_of_thing
 from toy.world import COLOUR, FPS, SIZES, TYPE, Kitchen
 
@@ -78,7 +78,7 @@ def pictures_of_things() -> dict[str, str]:
     pictures = {}
     for kind in range(1, SIZES[TYPE]):
         for colour in range(1, SIZES[COLOUR]):
-            painted = sprite(kind, PLAIN.rgb[colour - 1])                      # [32, 32, 4]
+            painted = sprite(TYPES[kind - 1], PLAIN.rgb[colour - 1])           # [32, 32, 4]
             alpha = painted[..., 3:]                           # 0 .. 1; a PNG has 0 .. 255,
             rgb = painted[..., :3] / alpha.clip(min=1e-3)      # and colours that alpha leaves alone
             pixels = np.concatenate([rgb, 255 * alpha], -1).round().astype(np.uint8)

@@ -35,8 +35,8 @@ import numpy as np
 
 from support.common.errors import BadData
 from toy.paint import (
-    CLOTH, FLAMES, GLOVE, HAND_ACT, HAND_LIFT, KNOCK, MIDDLE, SHAKE, SIZE, TYPES, WATER,
-    anchor, arm_strip, blend, effect_sprite, hand_sprite, nearest, sprite, tile,
+    CLOTH, FLAMES, GLOVE, HAND_ACT, HAND_LIFT, KNOCK, MIDDLE, RED, SHAKE, SIZE, SMALL, TYPES, WATER,
+    anchor, arm_strip, blend, effect_sprite, nearest, sprite, tile,
 )
 
 FPS = 2
@@ -85,7 +85,7 @@ COOKING = 0.75                                 # share of the segments in which 
 CARE = 0.9                                     # share of the chores that leave more to remember
 CHORES = {"restock": 5, "take": 7, "set": 5}   # the other cook's work: weight
 RGB = (                                        # of COLOURS
-    (208, 36, 34),
+    RED,
     (38, 150, 52),
     (44, 84, 214),
     (246, 208, 36),
@@ -502,7 +502,8 @@ class Kitchen:
                 blend(canvas, tile(self.world.places[place], True) * self._tints[place], x, y)
             if kind:
                 shaken = now.moment % 2 * 6 - 3 if effect == SHAKE else 0
-                blend(canvas, sprite(kind, self.world.rgb[colour - 1]), x + shaken, y - 1)
+                rgb = self.world.rgb[colour - 1]
+                blend(canvas, sprite(TYPES[kind - 1], rgb), x + shaken, y - 1)
             if effect:
                 rubbed = now.moment % 3 * 3 - 3 if effect == CLOTH else 0
                 blend(canvas, effect_sprite(effect, now.moment % 3), x + rubbed, y)
@@ -542,13 +543,13 @@ class Kitchen:
         if held is not None:
             dx, dy = (7, 5) if pose == "glove" else (-7, -5)
             rgb = self.world.rgb[held.colour - 1]
-            blend(canvas, sprite(held.type, rgb, small=True), x + dx, y + dy)
+            blend(canvas, sprite(TYPES[held.type - 1], rgb, SMALL), x + dx, y + dy)
         # The strip of an arm is as long as the picture: paint what is above or below the hand.
         if pose == "glove":
             blend(canvas[:max(y, 0) + 1], arm_strip("glove"), x - 3, SIZE // 2)
         else:
             blend(canvas[y + 1:], arm_strip("hand"), x + 4, SIZE // 2)
-        blend(canvas, hand_sprite(pose), x, y)
+        blend(canvas, sprite(pose), x, y)
 
     @cached_property
     def _tints(self) -> np.ndarray:
