@@ -169,7 +169,27 @@ def test_a_base_and_its_revision_are_apart_as_peft_has_them(tmp_path, llm, base,
     adapter = json.loads((tmp_path / "adapter_config.json").read_text())
     assert (adapter["base_model_name_or_path"], adapter["revision"]) == (base, revision)
     config = read_config(read_checkpoint(str(tmp_path)), nar.make_config, None, {})
-    assert config.llm in (llm, str(tmp_path / llm))
+    assert config.llm == (str(tmp_path / llm) if llm == "llm@2" else llm)
+
+
+def test_models_inside_a_checkpoint_are_found_and_given_ones_stay(tmp_path):
+    """The names in its files are of folders in it; a name that is given is none of its own."""
+    for name in ("llm", "eyes"):
+        (tmp_path / name).mkdir()
+    tiny().save(tmp_path, llm="llm", vision="eyes")
+    files = read_checkpoint(str(tmp_path))
+    config = read_config(files, nar.make_config, None, {})
+    assert (config.llm, config.vision) == (str(tmp_path / "llm"), str(tmp_path / "eyes"))
+    config = read_config(files, nar.make_config, "llm", {"vision": "eyes"})
+    assert (config.llm, config.vision) == ("llm", "eyes")
+
+
+def test_the_number_format_of_a_checkpoint(tmp_path):
+    model = tiny()
+    for dtype, expected in ((None, torch.float32), (torch.bfloat16, torch.bfloat16)):
+        model.save(tmp_path, dtype)
+        weights = load_file(tmp_path / "adapter_model.safetensors")
+        assert {weight.dtype for weight in weights.values()} == {expected}
 
 
 def test_a_merged_narrator_is_neither_saved_nor_trained(tmp_path):
@@ -229,3 +249,6 @@ def test_a_checkpoint_that_has_lost_its_settings_is_said(tmp_path, capsys):
     (tmp_path / "narrator.json").unlink()
     load(tmp_path)
     assert "narrator.json, which is missing" in capsys.readouterr().err
+    with_tensors(tmp_path / "adapter_model.safetensors", lambda tensors: tensors.pop(CONNECTOR))
+    with pytest.raises(BadData, match="not a FlowNar checkpoint"):
+        load(tmp_path)
