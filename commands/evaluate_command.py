@@ -14,7 +14,6 @@ import evaluate
 import narrator as nar
 from baselines import context_class
 from baselines.caches import compared_stream, kind_of_cache
-from commands.compare import run_compare
 from stream import Context
 from streams.bounds import open_stream, tell_of_positions
 from streams.loops import course_of, means_of_courses
@@ -376,18 +375,10 @@ def main():
                             "authors' code)")
     teacher.set_defaults(run=run_teacher)
 
-    compare = commands.add_parser("compare", help="two evaluations of the same videos side by side, "
-                                                  "with intervals of the differences")
-    for name in ("first", "second"):
-        compare.add_argument(name, metavar=f"{name.upper()}.json",
-                             help="what evaluate.py has written with --per-video")
-    compare.set_defaults(run=run_compare)
-
-    for command in (score, streams, teacher, compare):
-        json_option(command)
     for command in (score, streams, teacher):
+        json_option(command)
         command.add_argument("--per-video", metavar="FILE.json",
-                             help="write each video's results as JSON (see compare)")
+                             help="write each video's results as JSON")
     for command in (streams, teacher):
         command.add_argument("--output", metavar="DIR",
                              help=f"keep what is made of each video in this folder; finished videos "

@@ -1,2 +1,2 @@
-"""Above all others: tables and figures of the paper (§4, App. C), a command each:
-python -m experiments.NAME."""
+"""Above all others: what the paper's figures and appendix measure beside narrations, a command each:
+python -m experiments.NAME. (The tables: README.md and earlier.md, of the lines in results/.)"""

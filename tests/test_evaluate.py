@@ -207,31 +207,6 @@ def test_score_refuses_a_video_in_two_files(tmp_path):
         assert "y.json, video a: the video has narrations in another file, too" in error
 
 
-def test_two_evaluations_side_by_side(tmp_path):
-    """Means over the videos that both measure, and the interval of their difference: by hand, with
-    Student's t of two degrees of freedom."""
-    first = {"a": {"f1": 0.5, "ppl": 1.0}, "b": {"f1": 0.7, "ppl": None}, "c": {"f1": 0.9}}
-    second = {"a": {"f1": 0.4, "ppl": 1.0}, "b": {"f1": 0.4, "ppl": 2.0}, "c": {"f1": 0.7}}
-    files = write(tmp_path / "a.json", first), write(tmp_path / "b.json", second)
-    compared = command("compare", *files, "--json")
-    assert compared.keys() == {"f1"}           # no two videos have a perplexity in both
-    error = 4.303 * np.std([0.1, 0.3, 0.2], ddof=1) / 3 ** 0.5
-    assert compared["f1"] == pytest.approx({
-        "first": 0.7, "second": 0.5, "difference": 0.2, "low": 0.2 - error, "high": 0.2 + error,
-        "videos": 3})
-    assert "of these two narrators" in command("compare", *files)
-
-
-@pytest.mark.parametrize("second, says", [
-    ({"a": {"f1": 1.0}}, "1 videos are in one of the two files alone, such as b"),
-    ({"a": {"ppl": 1.0}, "b": {"ppl": 1.0}}, "nothing to compare"),
-    ({"a": [{"time": 2.0, "text": "x"}], "b": []}, "expected files of --per-video"),
-], ids=["other videos", "other measures", "predictions"])
-def test_files_that_cannot_be_compared(tmp_path, second, says):
-    first = write(tmp_path / "a.json", {"a": {"f1": 0.5}, "b": {"f1": 0.7}})
-    assert says in command("compare", first, write(tmp_path / "b.json", second), ok=False)
-
-
 @pytest.mark.parametrize("predicted, true, message", [
     ([1], TRUE, "narration 0: expected {"),
     ({"b": [], "c": []}, TRUE, "videos are in one of"),
@@ -297,8 +272,6 @@ def test_stream_in_two_processes(tmp_path):
     assert len(list((tmp_path / "predictions").iterdir())) == 3
     command(*arguments, tmp_path / "alone.json")
     assert (tmp_path / "0.json").read_text() == (tmp_path / "alone.json").read_text()
-    compared = command("compare", tmp_path / "0.json", tmp_path / "alone.json", "--json")
-    assert compared["f1"]["difference"] == 0
     assert not (tmp_path / "1.json").exists()  # the first process has the scores of all
 
 
