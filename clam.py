@@ -300,5 +300,5 @@ class CLAM(nn.Module):
 
 
 if __name__ == "__main__":
-    from commands.example_of_clam import main
+    from beyond.commands.example_of_clam import main
     main()

@@ -341,5 +341,5 @@ def statistics(samples: Iterable[Sample], words_in: Callable[[str], int] = numbe
 
 
 if __name__ == "__main__":
-    from commands.data_command import main
+    from beyond.commands.data_command import main
     main()

@@ -15,8 +15,8 @@ Glossary (P predicted, N true segments):
     segments    (start, end) in seconds                                   [P or N, 2]
     iou, giou   of every true with every predicted segment                [N, P]
 
-Does not include: what streaming costs and what narrations attend to (experiments/cost.py,
-experiments/attention.py).
+Does not include: what streaming costs and what narrations attend to (beyond/experiments/cost.py,
+beyond/experiments/attention.py).
 """
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -600,5 +600,5 @@ def of_each(
 
 
 if __name__ == "__main__":
-    from commands.evaluate_command import main
+    from beyond.commands.evaluate_command import main
     main()

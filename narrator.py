@@ -629,7 +629,7 @@ def make_config(**given) -> Config:
     """Settings by name. BadData if one is unknown or wrong."""
     known = {field.name for field in fields(Config)}
     if not given.keys() <= known or given.get("memory", Config.memory) not in MEMORIES:
-        import_module("baselines")              # adds itself to the tables
+        import_module("beyond.baselines")              # adds itself to the tables
     given = {name: value for name, value in given.items()
              if name not in SWITCHED_OFF or value != SWITCHED_OFF[name]}
     for config_class in NARRATORS:
@@ -673,5 +673,5 @@ def load(
 
 
 if __name__ == "__main__":
-    from commands.drawing import main
+    from beyond.commands.drawing import main
     main()

@@ -1,13 +1,13 @@
 """Streaming narration (paper §3.2, §3.4, Algorithms 1 and 2): frames in, time-stamped sentences
 out. What is kept of past frames has a fixed size.
 
-    python stream.py toy/kitchen.mp4      (inputs, outputs and options: commands/stream_command.py)
+    python stream.py toy/kitchen.mp4      (inputs, outputs and options: beyond/commands/stream_command.py)
 
 After a narration, Dynamic Context Management removes the frames of the finished segment from the KV
 cache. The memory tokens that CLAM reads out at that moment open the next segment in their place.
 Positions are never renumbered: a counter gives every token the position that it had in training.
 FlowNar-C also keeps only the last k narrations: then all memory is bounded, as long as segments end
-(streams/bounds.py restarts those that do not).
+(beyond/streams/bounds.py restarts those that do not).
 
 Glossary (paper: here)
     Psi            the Decisions that have a narration
@@ -24,8 +24,8 @@ Glossary (paper: here)
 position counter. Frames, segments and positions are counted from 0 here, from 1 in the paper. The
 baseline VideoLLM-online (nothing pruned, no memory) is the same loop with `prune` off.
 
-Every command that streams runs this loop. Subclasses of `Context` make it faster (streams/ahead.py:
-several frames, or words, in one pass of the language model) and endless (streams/bounds.py).
+Every command that streams runs this loop. Subclasses of `Context` make it faster (beyond/streams/ahead.py:
+several frames, or words, in one pass of the language model) and endless (beyond/streams/bounds.py).
 """
 from __future__ import annotations
 
@@ -320,5 +320,5 @@ def narrate(
 
 
 if __name__ == "__main__":
-    from commands.stream_command import run_and_exit
+    from beyond.commands.stream_command import run_and_exit
     run_and_exit()

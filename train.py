@@ -36,7 +36,7 @@ class Recipe:
     """The paper's recipe (§3.5, §4.1, App. B.6).
 
     Each field is an option: `--memory-tokens 20`. The others, of how a training runs and of what
-    the paper has not, are added in commands/train_command.py.
+    the paper has not, are added in beyond/commands/train_command.py.
     """
     # what is trained, on what
     data: str = option("ego4d",
@@ -256,5 +256,5 @@ def save(narrator: nar.Narrator, options: Recipe, dtype: torch.dtype | None = No
 
 
 if __name__ == "__main__":
-    from commands.train_command import main
+    from beyond.commands.train_command import main
     main()

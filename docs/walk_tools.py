@@ -4,7 +4,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from commands.drawing import spell
+from beyond.commands.drawing import spell
 from data import Sample
 from evaluate import cider
 from narrator import NARRATION, Layout, Narrator, Tokens, VisionEncoder, visible

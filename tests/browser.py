@@ -3,7 +3,7 @@ no port.
 
 As a command, it takes a picture of a page, as wide as the README shows it well:
 
-    python tests/browser.py docs/kitchen.html#t=48.1 assets/player.png
+    python tests/browser.py docs/kitchen.html#t=48.1 docs/player.png
 """
 import fcntl
 import json

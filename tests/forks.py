@@ -10,7 +10,7 @@ from pathlib import Path
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload([
-    "commands.train_command", "commands.evaluate_command", "commands.data_command",
+    "beyond.commands.train_command", "beyond.commands.evaluate_command", "beyond.commands.data_command",
     "matplotlib.pyplot", "transformers.models.llama.modeling_llama",
 ])
 

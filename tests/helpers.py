@@ -20,9 +20,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import narrator as nar
 import stream
-from baselines.narration_memory import HistoryNarrator
+from beyond.baselines.narration_memory import HistoryNarrator
 from forks import Forked
-from streams.bounds import open_stream
+from beyond.streams.bounds import open_stream
 from support.engine.checkpoint import load_llm, load_tokenizer
 from support.engine.start import start_memory
 from support.files.video import Video

@@ -4,9 +4,9 @@ import math
 import pytest
 import torch
 
-from baselines.memories import RecentFrames
+from beyond.baselines.memories import RecentFrames
 from clam import CLAM
-from commands.example_of_clam import main
+from beyond.commands.example_of_clam import main
 from support.engine.start import start_memory
 from test_equalities import make
 

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 import narrator as nar
-from commands import data_command, stream_command
+from beyond.commands import data_command, stream_command
 from forks import Forked
 from helpers import ROOT, TOY, tiny
 from narrator import Narrator
@@ -35,9 +35,9 @@ COMMANDS = [
     f"data.py encode toys/a.mp4 --vision {TOY / 'vision'} --output features --device cpu",
     "train.py --data ek100 --root nowhere --device cpu",
     "narrator.py",
-    "-m experiments.cost stream --frames 4 --variants FlowNar --device cpu",
-    "-m experiments.attention --data toy --root toys --limit 1 --device cpu",
-    "-m experiments.asked summaries --pred p.json --gt g.json --llm toys",
+    "-m beyond.experiments.cost stream --frames 4 --variants FlowNar --device cpu",
+    "-m beyond.experiments.attention --data toy --root toys --limit 1 --device cpu",
+    "-m beyond.experiments.asked summaries --pred p.json --gt g.json --llm toys",
 ]
 # An input that is missing, an output that cannot be written, a model that is not there.
 CANNOT_WORK = [
@@ -71,7 +71,7 @@ def module_and_arguments(words: list[str]):
     """The module with the `main` of a command: of `python stream.py`, what its foot imports."""
     if words[0] == "-m":
         return importlib.import_module(words[1]), words[2:]
-    foot = re.search(r"from (commands\.\w+) import", (ROOT / words[0]).read_text())
+    foot = re.search(r"from (beyond\.commands\.\w+) import", (ROOT / words[0]).read_text())
     return importlib.import_module(foot[1]), words[1:]
 
 

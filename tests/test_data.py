@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import data
-from commands import data_command
+from beyond.commands import data_command
 from helpers import TOY
 from narrator import VisionEncoder
 from support.common.disk import write_tensors

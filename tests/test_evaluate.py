@@ -15,7 +15,7 @@ import torch
 
 import evaluate
 import narrator as nar
-from commands import evaluate_command
+from beyond.commands import evaluate_command
 from helpers import run_together, save_features, tiny
 from support.common.disk import read_jsonl
 from support.common.options import config_changes

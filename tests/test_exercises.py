@@ -17,8 +17,7 @@ TEXT = (ROOT / "EXERCISES.md").read_text(encoding="utf-8")
 SECTIONS = TEXT.split("\n## ")[1:]
 CHANGES = [section for section in SECTIONS if "```diff" in section]
 WRITTEN = [section for section in CHANGES if section.count("```diff") == 2]
-COPIED = ("*.py", "pytest.ini", "baselines", "commands", "streams", "support", "toy", "experiments",
-          "tests")
+COPIED = ("*.py", "pytest.ini", "beyond", "support", "toy", "tests")
 # tests that take seconds; most of them narrate the kitchen, too
 LONG_TESTS = ("test_output_formats", "test_cache_is_bounded")
 KITCHEN = (r"The kitchen: (\d+) narrations, (\d+) as before(?:, (\d+) one frame later)?; "

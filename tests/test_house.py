@@ -7,7 +7,7 @@ import pytest
 from helpers import ROOT
 
 TOP = ["clam.py", "data.py", "evaluate.py", "narrator.py", "stream.py", "train.py"]
-ROOMS = ["baselines", "commands", "experiments", "streams", "support", "toy"]
+ROOMS = ["beyond", "support", "toy"]
 CODE = [path for path in sorted(ROOT.rglob("*.py"))
         if path.relative_to(ROOT).parts[0] in TOP + ROOMS]
 
@@ -20,16 +20,27 @@ FLOORS = [
     ["data", "stream"],
     ["train", "evaluate"],
     ["toy.words", "toy.files", "toy.places"],
-    ["baselines"],
-    ["streams"],
+    ["beyond.baselines"],
+    ["beyond.streams"],
+    ["beyond.training"],
     ["toy.stages"],
-    ["commands"],
-    ["experiments"],
+    ["beyond.commands"],
+    ["beyond.experiments"],
 ]
 
 
 def module(path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def room_of(path) -> str:
+    """The folder at the top that a file is in; of beyond/, the folder in it. Of a file at the top, its
+    name.
+    """
+    room, *further = path.relative_to(ROOT).parts
+    if room == "beyond" and len(further) == 2:
+        return f"{room}/{further[0]}"
+    return room
 
 
 def floor(name: str) -> int:
@@ -64,12 +75,12 @@ def test_six_files_at_the_top():
 @pytest.mark.parametrize("path", CODE, ids=module)
 def test_imports_point_down(path):
     name = module(path)
-    if path.stem == "__init__" and name != "baselines.__init__":        # which fills tables
+    if path.stem == "__init__" and name != "beyond.baselines.__init__":        # which fills tables
         assert not list(imports(path))
         return
-    room = name.split(".")[0]
+    room = room_of(path)
     for imported in imports(path):
-        same_room = room in ROOMS and imported.startswith(room + ".")
+        same_room = imported.startswith(room.replace("/", ".") + ".")
         assert same_room or floor(imported) < floor(name), f"{name} imports {imported}"
 
 
@@ -102,13 +113,14 @@ def test_every_file_says_what_it_is(path):
 # What a reader has to take in: nodes of the syntax trees, not lines, so that nothing is won by
 # folding two thoughts into one line. A commit that needs more raises the number, and says why.
 BUDGET = {
+    "beyond": 10,                              # a line on what it is
     "the six files": 15_150,                   # each of them is its script
     "support": 32_050,                         # marks of what something was made of
-    "experiments": 11_200,
-    "streams": 14_100,                         # passes as CUDA graphs, and what has been learned
+    "beyond/experiments": 11_200,
+    "beyond/streams": 14_100,                         # passes as CUDA graphs, and what has been learned
     "toy": 13_350,
-    "commands": 11_850,
-    "baselines": 6_220,                        # CLAM with a tied input gate
+    "beyond/commands": 11_850,
+    "beyond/baselines": 6_220,                        # CLAM with a tied input gate
     "docs": 3_950,
 }
 WHOLE = 107_750
@@ -117,7 +129,7 @@ WHOLE = 107_750
 def test_no_room_is_larger_than_its_budget():
     nodes = defaultdict(int)
     for path in [*CODE, *(ROOT / "docs").glob("*.py")]:
-        room = path.relative_to(ROOT).parts[0]
+        room = room_of(path)
         if room in TOP:
             room = "the six files"
         nodes[room] += sum(1 for _ in ast.walk(ast.parse(path.read_text())))

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from safetensors.torch import load_file, save_file
 
-from commands import data_command, evaluate_command, stream_command, train_command
+from beyond.commands import data_command, evaluate_command, stream_command, train_command
 from helpers import TOY
 from support.common.errors import BadData
 from support.engine import checkpoint, run as engine

@@ -11,7 +11,7 @@ from transformers import (
 
 import narrator as nar
 from narrator import make_config
-from commands import drawing
+from beyond.commands import drawing
 from helpers import TOY, grouped, tiny, video
 from support.common.errors import BadData
 from support.engine import attention, checkpoint

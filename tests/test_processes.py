@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from commands import train_command
+from beyond.commands import train_command
 from forks import Forked
 from helpers import (
     ROOT, TOY, ranks, run_together, save_features, saved_features, start_together,
@@ -372,7 +372,7 @@ OTHER = """
 import sys, torch
 torch.__version__ = "2.0"
 sys.argv[:] = sys.argv[2:]
-from commands.train_command import main
+from beyond.commands.train_command import main
 main()
 """
 

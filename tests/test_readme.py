@@ -14,11 +14,11 @@ from helpers import ROOT, TOY
 from support.files.video import Video, write_video
 from test_commands import module_and_arguments, parser_of
 
-ROOMS = ("baselines", "commands", "streams", "support", "toy", "experiments", "tests", "docs")
+ROOMS = ("beyond", "support", "toy", "tests", "docs")
 TO_CODE = "docs/paper_to_code.md"
 
 PAGES = {}                                     # {path: text}
-for folder in (".", "docs", "toy", "experiments"):
+for folder in (".", "docs", "toy", "beyond/experiments"):
     for file in sorted((ROOT / folder).glob("*.md")):
         PAGES[file.relative_to(ROOT).as_posix()] = file.read_text()
 README = PAGES["README.md"]
@@ -81,7 +81,7 @@ def test_files_that_are_mentioned_exist(page):
     endings = "html|json|jsonl|md|mp4|png|safetensors|svg"
     today = re.sub(r"^.*\b(?:3373641|a7ef36b)\b.*$", "", PAGES[page], flags=re.MULTILINE)
     python = re.findall(r"(?<![\w./])([\w/]+\.py)\b", today)
-    others = re.findall(rf"(?<![\w./])((?:{'|'.join(ROOMS)}|assets)/[\w/.]+\.(?:{endings}))\b",
+    others = re.findall(rf"(?<![\w./])((?:{'|'.join(ROOMS)})/[\w/.]+\.(?:{endings}))\b",
                         today)
     for name in python + others:
         assert (ROOT / name).is_file() or (ROOT / "tests" / name).is_file(), name
@@ -215,7 +215,7 @@ def test_every_page_is_linked_from_the_readme():
 def test_numbers_of_the_readme_are_those_of_the_pages():
     """The numbers of each row of its results stand in one row of a page that it links."""
     known = []
-    for page in ("experiments/README.md", "docs/speed.md", "toy/README.md"):
+    for page in ("beyond/experiments/README.md", "docs/speed.md", "toy/README.md"):
         known += [set(row) for row in table_rows(PAGES[page])]
     section = README.split("\n## Results\n")[1].split("\n## ")[0]
     rows = [cells for cells in table_rows(section)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 import data
 import narrator as nar
 import stream
-from commands import data_command, stream_command
+from beyond.commands import data_command, stream_command
 from helpers import TOY, record, video
 from support.engine import checkpoint
 from support.files.video import Video

@@ -21,15 +21,15 @@ from safetensors.torch import save_file
 import narrator as nar
 import stream
 import train
-from baselines import context_class
+from beyond.baselines import context_class
 from narrator import load
-from commands import stream_command
+from beyond.commands import stream_command
 from helpers import ROOT, TOY, kitchen_tokens, record, tiny, video
-from streams.bounds import open_stream
-from streams.late import Past, memory_after
-from streams.inputs import FORMS, Input
-from streams.live import paced
-from streams.subtitles import Writers, srt_cue, timestamp, vtt_cue
+from beyond.streams.bounds import open_stream
+from beyond.streams.late import Past, memory_after
+from beyond.streams.inputs import FORMS, Input
+from beyond.streams.live import paced
+from beyond.streams.subtitles import Writers, srt_cue, timestamp, vtt_cue
 from support.common.disk import read_jsonl as rows_of
 from support.common.errors import BadData
 from support.common.locks import locked
@@ -294,7 +294,7 @@ def test_other_videos_are_narrated_by_the_published_narrator(cached, tmp_path, m
 
 def test_a_name_that_is_no_text(tmp_path, monkeypatch):
     """A name whose bytes are no text is written into the page, and finds the file."""
-    monkeypatch.setattr("streams.page.SMALL", 0)                # the page refers to the video
+    monkeypatch.setattr("beyond.streams.page.SMALL", 0)                # the page refers to the video
     source = tmp_path / os.fsdecode(b"a\xff.mp4")
     html = tmp_path / "a.html"
     write_video(source, [np.full((64, 96, 3), 9 * k, np.uint8) for k in range(4)], 2)
@@ -507,8 +507,8 @@ def test_pace(tmp_path, monkeypatch):
     def sleep(seconds):
         now[0] += seconds
 
-    monkeypatch.setattr("streams.live.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("streams.live.time.sleep", sleep)
+    monkeypatch.setattr("beyond.streams.live.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("beyond.streams.live.time.sleep", sleep)
     times = []
     for i in paced(range(6), 4.0):
         times.append(round(now[0], 3))

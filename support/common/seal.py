@@ -116,7 +116,7 @@ def digest_of_program() -> str:
     """Of the program's sources."""
     root = Path(__file__).parents[2]
     sources = [*root.glob("*.py")]
-    for room in ("support", "baselines", "streams", "commands", "toy"):
+    for room in ("support", "beyond", "toy"):
         sources += (root / room).rglob("*.py")
     hashed = sha256()
     for source in sorted(sources):

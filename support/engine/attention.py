@@ -92,7 +92,7 @@ def by_mask_or_segments(module, query: Tensor, key: Tensor, value: Tensor,
                               use_reentrant=False)
     else:
         if attention_mask is not None and attention_mask.shape[2] < rows.shape[2]:
-            # of a layer with a router (baselines/mod.py): one row a query
+            # of a layer with a router (beyond/baselines/mod.py): one row a query
             attention_mask = attention_mask.repeat_interleave(shared, 2)
         attended = F.scaled_dot_product_attention(rows, key, value, attn_mask=attention_mask,
                                                   dropout_p=dropout, scale=scaling)

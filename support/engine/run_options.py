@@ -1,7 +1,7 @@
 """The options of a training that are not the paper's: those of the authors' code, of runs and of
-the toy. (Those of baselines are in baselines/options.py.)
+the toy. (Those of baselines are in beyond/baselines/options.py.)
 
-Each class is a group of `python train.py --help`, and a base of commands/train_command.py's
+Each class is a group of `python train.py --help`, and a base of beyond/commands/train_command.py's
 Options: one object, one command line.
 """
 from __future__ import annotations

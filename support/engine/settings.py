@@ -17,7 +17,7 @@ RANGES = {
     "theta_low": (0, 1),
     "memory_dropout": (0, 1),
     "lora_dropout": (0, 1),
-    "mod_keep": (LEAST, 1),                     # of baselines/mod.py
+    "mod_keep": (LEAST, 1),                     # of beyond/baselines/mod.py
 }
 
 
@@ -59,7 +59,7 @@ def check_memory(config, memory: type) -> None:
 
 
 def check_context(config) -> None:
-    """Check what is kept in the context, and what bounds it (streams/bounds.py)."""
+    """Check what is kept in the context, and what bounds it (beyond/streams/bounds.py)."""
     if not config.prune:
         for name in ("last_k", "max_segment"):
             value = getattr(config, name)

@@ -1,11 +1,11 @@
-"""baselines/caches.py: positions that are compacted after a narration, and a sliding window."""
+"""beyond/baselines/caches.py: positions that are compacted after a narration, and a sliding window."""
 from argparse import ArgumentTypeError
 
 import pytest
 import torch
 
-from baselines import context_class
-from baselines.caches import Compacted, Windowed, compared_stream, kind_of_cache
+from beyond.baselines import context_class
+from beyond.baselines.caches import Compacted, Windowed, compared_stream, kind_of_cache
 from helpers import TOY, assert_same_stream, narrate, tiny, video
 from narrator import FRAME, VISUAL
 from stream import Cache, Context

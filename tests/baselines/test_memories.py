@@ -1,4 +1,4 @@
-"""baselines/memories.py: the memories of Table 5, each against a plain oracle."""
+"""beyond/baselines/memories.py: the memories of Table 5, each against a plain oracle."""
 import re
 
 import numpy as np
@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import narrator as nar
-from baselines import memories
-from baselines.memories import (
+from beyond.baselines import memories
+from beyond.baselines.memories import (
     DeltaNet, KMeans, MovieChat, RecentFrames, RetNet, ScalarGate, TiedCLAM, TokenMLP,
     WritingCLAM,
 )

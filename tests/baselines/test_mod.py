@@ -8,10 +8,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import narrator as nar
-from baselines.mod import MoDLayer
+from beyond.baselines.mod import MoDLayer
 from narrator import load, make_config
-from commands import train_command
-from commands.train_command import options_from
+from beyond.commands import train_command
+from beyond.commands.train_command import options_from
 from helpers import grouped, small, tiny, video
 from support.common.errors import BadData
 from test_equalities import assert_same, both_ways, streamed_logits

@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 
 from forks import Forked
 from helpers import ROOT
-from streams.inputs import Input
-from streams.subtitles import Writers
+from beyond.streams.inputs import Input
+from beyond.streams.subtitles import Writers
 from support.common.disk import (
     check_writable, file_name, read_json, read_jsonl, read_text, replacing, write_json,
     write_tensors,

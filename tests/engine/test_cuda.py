@@ -5,7 +5,7 @@ import torch
 import narrator as nar
 from helpers import ROOT, TOY, tiny, video
 from stream import narrate
-from streams.bounds import open_stream
+from beyond.streams.bounds import open_stream
 from support.files.features import open_frames
 from test_golden import CUT, MODELS, features, load, read
 

@@ -1,11 +1,11 @@
-"""experiments/asked.py: what a language model is asked about narrations (Table 17, App. C.1)."""
+"""beyond/experiments/asked.py: what a language model is asked about narrations (Table 17, App. C.1)."""
 import json
 
 import pytest
 
 import data
 import evaluate
-from experiments import asked
+from beyond.experiments import asked
 from helpers import ROOT, TOY, golden_data, grouped
 from support.common.errors import BadData
 from support.engine.checkpoint import load_tokenizer

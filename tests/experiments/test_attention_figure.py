@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import narrator as nar
-from experiments import attention
+from beyond.experiments import attention
 from helpers import TOY, small, tiny, video
 from test_evaluate import command
 

@@ -4,7 +4,7 @@ from functools import partial
 import pytest
 import torch
 
-from experiments import cost
+from beyond.experiments import cost
 from helpers import tiny
 from test_evaluate import command
 

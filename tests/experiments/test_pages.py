@@ -7,13 +7,13 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from commands import train_command
+from beyond.commands import train_command
 from helpers import ROOT
 from support.common.disk import read_jsonl
 from test_commands import parser_of
 
-RESULTS = ROOT / "experiments" / "results"
-PAGES = [(ROOT / "experiments" / name).read_text() for name in ("README.md", "earlier.md")]
+RESULTS = ROOT / "beyond" / "experiments" / "results"
+PAGES = [(ROOT / "beyond" / "experiments" / name).read_text() for name in ("README.md", "earlier.md")]
 TABLE = re.compile(r"<!-- (?!the |end )([\w -]+) -->\n(.*?)\n<!-- end -->", re.DOTALL)
 TABLES = TABLE.findall("".join(PAGES))         # name, and all that stands between the two comments
 CLAIMS = re.compile(r"<!-- the claims -->\n(.*?)\n<!-- end of the claims -->", re.DOTALL)
@@ -163,6 +163,6 @@ def test_the_base_is_that_of_the_results():
     """Whoever changes it makes all results anew. (The worlds: toy/test_world.py.)"""
     digest = hashlib.sha256()
     for file in ("toy/checkpoint/vision/model.safetensors", "toy/checkpoint/llm/model.safetensors",
-                 "experiments/base/look.safetensors"):
+                 "beyond/experiments/base/look.safetensors"):
         digest.update((ROOT / file).read_bytes())
     assert digest.hexdigest()[:12] == "cb520d928472"

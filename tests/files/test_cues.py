@@ -1,4 +1,4 @@
-"""support/files/cues.py and narrations.py, streams/subtitles.py: each form is read, what is near it is
+"""support/files/cues.py and narrations.py, beyond/streams/subtitles.py: each form is read, what is near it is
 refused, and what was written is read again."""
 import json
 import random
@@ -6,8 +6,8 @@ import random
 import av
 import pytest
 
-from streams.inputs import Input
-from streams.subtitles import Writers
+from beyond.streams.inputs import Input
+from beyond.streams.subtitles import Writers
 from support.common.errors import BadData
 from support.common.text import one_line
 from support.files.cues import read_cues, srt_text

@@ -15,10 +15,10 @@ import data
 import narrator as nar
 import train
 from narrator import load
-from commands import data_command, train_command
+from beyond.commands import data_command, train_command
 from helpers import TOY, tiny, video
-from streams.starts import draw_start, from_anywhere, sample_from
-from streams.subtitles import srt_cue
+from beyond.streams.starts import draw_start, from_anywhere, sample_from
+from beyond.streams.subtitles import srt_cue
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from support.files import own_videos

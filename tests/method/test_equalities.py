@@ -15,10 +15,10 @@ import torch
 
 import narrator as nar
 import stream
-from baselines import context_class
+from beyond.baselines import context_class
 from narrator import load
 from clam import CLAM
-from commands.drawing import spell
+from beyond.commands.drawing import spell
 from helpers import grouped, record, tiny, video
 
 # ---------------------------------------------------------------------- 1. CLAM

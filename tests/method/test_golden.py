@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import evaluate
 import narrator as nar
 import stream
-from commands import evaluate_command, stream_command
+from beyond.commands import evaluate_command, stream_command
 from helpers import ROOT, published, published_mask
 
 FILES = ROOT / "tests" / "golden"

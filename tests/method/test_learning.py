@@ -10,7 +10,7 @@ import torch
 
 import narrator as nar
 import train
-from commands.train_command import Options
+from beyond.commands.train_command import Options
 from helpers import tiny, video
 from support.common.disk import read_jsonl
 from support.engine.run import Run

@@ -6,7 +6,7 @@ import torch
 
 import evaluate
 import narrator as nar
-from baselines import context_class
+from beyond.baselines import context_class
 from helpers import tiny, video
 
 # ---------------------------------------------------------------------- the words

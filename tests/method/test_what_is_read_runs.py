@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 import narrator as nar
 import stream
 from clam import CLAM
-from commands import stream_command
+from beyond.commands import stream_command
 from helpers import ROOT, kitchen_tokens
 from test_readme import code_rows
 

@@ -1,11 +1,11 @@
-"""streams/ahead.py: frames and words that are read ahead change nothing but the number of passes."""
+"""beyond/streams/ahead.py: frames and words that are read ahead change nothing but the number of passes."""
 import pytest
 import torch
 
 import stream
-from baselines import context_class
+from beyond.baselines import context_class
 from helpers import assert_same_stream, grouped, lively, narrate, small, tiny, video
-from streams.bounds import open_stream
+from beyond.streams.bounds import open_stream
 from support.engine.compiled import compile_narrator
 
 ONLINE = {"memory": "none", "prune": False}

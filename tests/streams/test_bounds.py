@@ -1,19 +1,19 @@
-"""streams/bounds.py: streams without end. Restarts of segments, the clock, positions turned back,
+"""beyond/streams/bounds.py: streams without end. Restarts of segments, the clock, positions turned back,
 and the bounds of live sources."""
 import pytest
 import torch
 from safetensors.torch import save_file
 
 import stream
-from baselines import context_class
+from beyond.baselines import context_class
 from narrator import load
-from commands import stream_command
-from commands.explain import restarted
+from beyond.commands import stream_command
+from beyond.commands.explain import restarted
 from helpers import (
     TOY, assert_same_stream, grouped, kitchen_tokens, lively, narrate, record, small,
     tiny, video,
 )
-from streams.bounds import LIVE_BOUNDS, live_bounds, open_stream, tell_of_positions
+from beyond.streams.bounds import LIVE_BOUNDS, live_bounds, open_stream, tell_of_positions
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from test_commands import call

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 import torch
 
-from commands import stream_command
-from commands.explain import restarted
+from beyond.commands import stream_command
+from beyond.commands.explain import restarted
 from helpers import ROOT, TOY
 from narrator import load
 from stream import narrate
-from streams import live
-from streams.bounds import live_bounds, open_stream
-from streams.inputs import Input
-from streams.live import Camera
+from beyond.streams import live
+from beyond.streams.bounds import live_bounds, open_stream
+from beyond.streams.inputs import Input
+from beyond.streams.live import Camera
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from support.files.video import Video

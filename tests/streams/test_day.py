@@ -6,14 +6,14 @@ import narrator as nar
 import stream
 from narrator import load
 from helpers import TOY
-from streams.bounds import live_bounds, open_stream
-from streams.suspend import read_state, unpack, write_state
+from beyond.streams.bounds import live_bounds, open_stream
+from beyond.streams.suspend import read_state, unpack, write_state
 
 WORDS = 12
 
 
 def most_tokens(narrator, words, ahead=0):
-    """The formula of streams/bounds.py: how many tokens the cache can hold at most.
+    """The formula of beyond/streams/bounds.py: how many tokens the cache can hold at most.
 
     words       tokens of a narration
     ahead       frames that are read ahead

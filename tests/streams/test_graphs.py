@@ -1,4 +1,4 @@
-"""Passes of fixed shapes (streams/graphs.py), on a processor: the narrations of the plain form."""
+"""Passes of fixed shapes (beyond/streams/graphs.py), on a processor: the narrations of the plain form."""
 import random
 from functools import partial
 
@@ -8,14 +8,14 @@ import torch
 import narrator as nar
 import stream
 from helpers import TOY, assert_same_stream, grouped, tiny
-from streams import graphs
-from streams.bounds import open_stream
-from streams.graphs import use_graphs
-from streams.suspend import pack, unpack
+from beyond.streams import graphs
+from beyond.streams.bounds import open_stream
+from beyond.streams.graphs import use_graphs
+from beyond.streams.suspend import pack, unpack
 from support.files.features import encode_pictures
 from toy import world
 
-import baselines  # noqa: F401  its memories are in the table, too
+import beyond.baselines  # noqa: F401  its memories are in the table, too
 
 
 def setting(seed):

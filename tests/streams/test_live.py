@@ -1,4 +1,4 @@
-"""streams/live.py: sources that are no files, without hardware. Only 127.0.0.1 is contacted."""
+"""beyond/streams/live.py: sources that are no files, without hardware. Only 127.0.0.1 is contacted."""
 import gc
 import os
 import signal
@@ -16,12 +16,12 @@ from pathlib import Path
 import av
 import pytest
 
-from commands import stream_command
+from beyond.commands import stream_command
 from helpers import ROOT, TOY, copy_packets, tiny
-from streams import live, suspend
-from streams.live import Camera, address, is_live
-from streams.inputs import Input
-from streams.subtitles import cut
+from beyond.streams import live, suspend
+from beyond.streams.live import Camera, address, is_live
+from beyond.streams.inputs import Input
+from beyond.streams.subtitles import cut
 from support.common.disk import read_jsonl as rows_of
 from support.common.errors import BadData
 from support.common.iterate import prefetch

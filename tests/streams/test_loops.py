@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from commands.evaluate_command import measures_of
-from streams.loops import course_of
+from beyond.commands.evaluate_command import measures_of
+from beyond.streams.loops import course_of
 from support.files.sentences import NarratedVideo, Sentence
 
 SEEDS = range(8)

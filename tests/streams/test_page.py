@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from browser import CHROMIUM, Browser
-from commands.explain import trace_row
+from beyond.commands.explain import trace_row
 from helpers import ROOT, grouped, narrate, tiny, video
 from narrator import NARRATION
-from streams import page as player, serve
-from streams.bounds import open_stream
-from streams.inputs import Input
+from beyond.streams import page as player, serve
+from beyond.streams.bounds import open_stream
+from beyond.streams.inputs import Input
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from support.files.video import Video, small_copy

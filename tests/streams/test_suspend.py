@@ -1,4 +1,4 @@
-"""streams/suspend.py: a killed stream continues as if it had never been stopped. A state that does
+"""beyond/streams/suspend.py: a killed stream continues as if it had never been stopped. A state that does
 not belong to the stream is refused."""
 import copy
 import json
@@ -14,14 +14,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from commands import data_command, stream_command
+from beyond.commands import data_command, stream_command
 from forks import Forked
 from helpers import ROOT, grouped, lively, narrate, row_of
 from narrator import Config
-from streams import suspend
-from streams.bounds import open_stream
-from streams.inputs import Input
-from streams.suspend import read_state, unpack, write_state
+from beyond.streams import suspend
+from beyond.streams.bounds import open_stream
+from beyond.streams.inputs import Input
+from beyond.streams.suspend import read_state, unpack, write_state
 from support.common.seal import digest_of
 from support.common.disk import read_jsonl as rows_of
 from support.common.errors import BadData
@@ -136,8 +136,8 @@ def snapshot(folder):
 
 KILLED = """
 import os, signal, sys
-from commands import stream_command
-from streams import suspend
+from beyond.commands import stream_command
+from beyond.streams import suspend
 
 suspend.EVERY = 0.0                     # saved whenever this is possible, not once a minute
 replace = os.replace

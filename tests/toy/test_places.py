@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from commands.data_command import write_toy
+from beyond.commands.data_command import write_toy
 from helpers import ROOT
 from toy.places import changes, kitchen_of, pictures_of_things, true_kitchen, words_of_memory
 from toy.probe import PLAIN

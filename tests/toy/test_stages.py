@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from commands.train_command import Options
+from beyond.commands.train_command import Options
 from helpers import tiny
 from support.common.errors import BadData
 from toy import stages, world

@@ -12,11 +12,11 @@ from torch import Tensor
 import data
 import evaluate
 import narrator as nar
-from baselines import context_class
-from baselines.caches import compared_stream, kind_of_cache
+from beyond.baselines import context_class
+from beyond.baselines.caches import compared_stream, kind_of_cache
 from stream import Context
-from streams.bounds import open_stream, tell_of_positions
-from streams.loops import course_of, means_of_courses
+from beyond.streams.bounds import open_stream, tell_of_positions
+from beyond.streams.loops import course_of, means_of_courses
 from support.common.devices import device_and_dtype, rank
 from support.common.disk import check_distinct, check_writable, file_name, write_json
 from support.common.errors import BadData, command_line

@@ -35,10 +35,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from narrator import Tokens
-from streams.bounds import Bounded
-from streams.inputs import WRITTEN, Input
-from streams.live import Camera, uptime
-from streams.subtitles import Writers, hash_of_end, written_since
+from beyond.streams.bounds import Bounded
+from beyond.streams.inputs import WRITTEN, Input
+from beyond.streams.live import Camera, uptime
+from beyond.streams.subtitles import Writers, hash_of_end, written_since
 from support.common.disk import expecting, write_tensors
 from support.common.errors import BadData, first_line
 from support.common.progress import say

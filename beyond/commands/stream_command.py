@@ -15,20 +15,20 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from commands.explain import (
+from beyond.commands.explain import (
     LEGEND, LEGEND_OF_MEMORY, explain, explain_memory, sizes_of, trace_row,
 )
 from narrator import Narrator, VisionEncoder, load
 from stream import Decision, narrate
-from streams.ahead import GUESSED_WORDS
-from streams.bounds import Bounded, live_bounds, open_stream, tell_of_positions
-from streams.graphs import use_graphs
-from streams.inputs import Input, files_locked, inputs_of
-from streams.live import Camera, is_live, paced, source_option
-from streams.page import SMALL
-from streams.serve import HOST, PORT, Page, serve
-from streams.subtitles import Writers, timestamp
-from streams.suspend import State
+from beyond.streams.ahead import GUESSED_WORDS
+from beyond.streams.bounds import Bounded, live_bounds, open_stream, tell_of_positions
+from beyond.streams.graphs import use_graphs
+from beyond.streams.inputs import Input, files_locked, inputs_of
+from beyond.streams.live import Camera, is_live, paced, source_option
+from beyond.streams.page import SMALL
+from beyond.streams.serve import HOST, PORT, Page, serve
+from beyond.streams.subtitles import Writers, timestamp
+from beyond.streams.suspend import State
 from support.common.devices import device_and_dtype
 from support.common.errors import BadData, command_line, say_once
 from support.common.options import (
@@ -201,7 +201,7 @@ def check_options(args: argparse.Namespace) -> None:
             raise BadData("--serve shows one input; give one, or --html FOLDER for a page of each")
     if args.html and args.state:
         raise BadData("--html with --state would be a page of what came after the last start; "
-                      "make it at the end, by python -m streams.page VIDEO JSONL --trace TRACE")
+                      "make it at the end, by python -m beyond.streams.page VIDEO JSONL --trace TRACE")
     if args.serve is not None and args.state and not args.jsonl:
         raise BadData("--serve with --state needs --jsonl FILE: after a restart, the page has the "
                       "earlier sentences from there")
@@ -364,7 +364,7 @@ def output_options(parser: argparse._ArgumentGroup) -> None:
 
 
 def endless_options(parser: argparse._ArgumentGroup) -> None:
-    """Options of cameras, and of streams without end (streams/live.py, bounds.py, suspend.py)."""
+    """Options of cameras, and of streams without end (beyond/streams/live.py, bounds.py, suspend.py)."""
     parser.add_argument(
         "--state", metavar="FILE", help="save all that a stream carries; go on if FILE is there")
     parser.add_argument(

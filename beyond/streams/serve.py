@@ -29,8 +29,8 @@ from threading import Condition, Lock, Thread
 import numpy as np
 from PIL import Image                   # it comes with matplotlib
 
-from streams.inputs import Input
-from streams.page import Record, make_page, video_source
+from beyond.streams.inputs import Input
+from beyond.streams.page import Record, make_page, video_source
 from support.common.disk import read_jsonl, write_text
 from support.common.errors import BadData
 from support.common.text import without_secrets

@@ -1,5 +1,5 @@
 """Keys that are moved to other positions than those at which they were fed: in caches that are compared
-(caches.py), and where the positions of a stream without end are turned back (streams/bounds.py).
+(caches.py), and where the positions of a stream without end are turned back (beyond/streams/bounds.py).
 """
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from narrator import Narrator
-from streams.ahead import Ahead, GrowingCache
+from beyond.streams.ahead import Ahead, GrowingCache
 
 CAPACITY = 512                  # tokens, at first; it doubles where more are needed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 from itertools import groupby
 from textwrap import fill
 
-from commands.drawing import spell
+from beyond.commands.drawing import spell
 from narrator import NARRATION, VISUAL, Config, Layout, Tokens
 from stream import Cache, Decision
 

@@ -129,7 +129,7 @@ def with_history(Base: type[Context]) -> type[Context]:
     """A Context of this kind with the state of the narration memory."""
 
     class HistoryContext(Base):
-        FURTHER_TENSORS = ("history_state",)            # streams/suspend.py saves it, too
+        FURTHER_TENSORS = ("history_state",)            # beyond/streams/suspend.py saves it, too
 
         def __init__(self, narrator: HistoryNarrator, **options):
             super().__init__(narrator, **options)

@@ -2,9 +2,9 @@
 narrations. Imported, they are in the tables of narrator.py.
 """
 import narrator
-from baselines.memories import MEMORIES
-from baselines.mod import RoutedConfig, RoutedNarrator, with_routers
-from baselines.narration_memory import HistoryConfig, HistoryNarrator, with_history
+from beyond.baselines.memories import MEMORIES
+from beyond.baselines.mod import RoutedConfig, RoutedNarrator, with_routers
+from beyond.baselines.narration_memory import HistoryConfig, HistoryNarrator, with_history
 from stream import Context
 
 narrator.MEMORIES.update(MEMORIES)

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from streams.live import is_live
+from beyond.streams.live import is_live
 from support.common.disk import check_distinct, check_writable
 from support.common.errors import BadData
 from support.common.locks import locked

@@ -8,7 +8,7 @@ from functools import partial
 from data import Sample
 from evaluate import measure_video, of_each, rouge_l, self_conditioned, to_predictions
 from narrator import Narrator
-from streams.bounds import open_stream
+from beyond.streams.bounds import open_stream
 from support.common.progress import say_as_one
 from support.files.sentences import Sentence
 

@@ -1,9 +1,9 @@
 """What a language model is asked about streamed narrations: summaries of videos (paper App. C.4,
 Table 17), and objects that narrations make up (App. C.1).
 
-    python -m experiments.asked summaries --pred out/pred --llm meta-llama/Meta-Llama-3-8B-Instruct \\
+    python -m beyond.experiments.asked summaries --pred out/pred --llm meta-llama/Meta-Llama-3-8B-Instruct \\
         --gt data/ego4d/annotations/segment_summaries.json
-    python -m experiments.asked objects --pred out/pred --llm Qwen/Qwen3-8B --data egoexo4d
+    python -m beyond.experiments.asked objects --pred out/pred --llm Qwen/Qwen3-8B --data egoexo4d
 
 summaries   the model, which was not trained for it, condenses the narrations of each video. A
             summary is scored against those that people wrote of the same interval (Ego4D). Its task
@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 
 import evaluate
-from commands.evaluate_command import samples_of
+from beyond.commands.evaluate_command import samples_of
 from data import FPS
 from support.common.devices import device_and_dtype
 from support.common.errors import BadData, command_line
@@ -242,7 +242,7 @@ def run_asked(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = Parser(prog="python -m experiments.asked",
+    parser = Parser(prog="python -m beyond.experiments.asked",
                     description="What a language model says of narrations.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     summaries = commands.add_parser("summaries", help="of videos, made of their narrations")

@@ -2,7 +2,7 @@
 by frame.
 
     python stream.py toy/kitchen.mp4 --html kitchen.html
-    python -m streams.page VIDEO NARRATIONS.jsonl --trace TRACE.jsonl -o kitchen.html
+    python -m beyond.streams.page VIDEO NARRATIONS.jsonl --trace TRACE.jsonl -o kitchen.html
 
 The page is page.html with the data in it; it needs no network and no server. Beside the video and
 its sentences it shows p([SKIP]) and the context of every frame: prompt, kept sentences, memory
@@ -178,7 +178,7 @@ def read_record(narrations: Path, trace: Path, video: Path | None = None) -> Rec
 
 
 def main():
-    parser = Parser(prog="python -m streams.page",
+    parser = Parser(prog="python -m beyond.streams.page",
                     description="Make a page of a video and its narrations.")
     parser.add_argument("video", help="a video that browsers play, such as .mp4 (H.264)")
     parser.add_argument("narrations", help="stream.py's --jsonl")

@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baselines import context_class
-from baselines.rotations import rotate_keys, rotation_frequencies
+from beyond.baselines import context_class
+from beyond.baselines.rotations import rotate_keys, rotation_frequencies
 from narrator import FRAME, VISUAL, Narrator, Tokens, visible
 from stream import Context
 from support.common.errors import BadData

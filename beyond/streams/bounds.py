@@ -14,7 +14,7 @@ L tokens, and `Assistant:` A tokens. With the last k narrations kept, the cache 
     M + 3 + (J + 1) N           visual tokens, and J + 1 more for each frame that is read ahead
 
 A narration memory (Table 15) adds N_nar + 2 tokens, where N_nar is the number of its tokens. Three
-guessed words (streams/ahead.py) can be one token more, for a moment.
+guessed words (beyond/streams/ahead.py) can be one token more, for a moment.
 
 Positions. The position counter only grows. When it has passed `max_position` at the end of a
 narration, the kept narrations are moved to the positions right behind the prompt, as if the stream
@@ -31,10 +31,10 @@ from collections.abc import Callable, Container, Iterable, Iterator
 import torch
 from torch import Tensor
 
-from baselines import context_class
-from baselines.rotations import rotate_keys, rotation_frequencies
+from beyond.baselines import context_class
+from beyond.baselines.rotations import rotate_keys, rotation_frequencies
 from narrator import NARRATION, PROMPT, VISUAL, Narrator
-from streams.ahead import Ahead
+from beyond.streams.ahead import Ahead
 from support.common.errors import BadData
 from support.engine.family import most_positions, warn_of_positions
 from support.common.text import without_secrets

@@ -11,7 +11,7 @@ from time import perf_counter
 import torch
 
 import narrator as nar
-from baselines.options import BaselineOptions
+from beyond.baselines.options import BaselineOptions
 from data import Sample, check_sample, header_of_all, tell_of_unknown_encoder
 from narrator import Config, Narrator
 from support.common.devices import device_and_dtype, is_first_here, rank
@@ -28,9 +28,9 @@ from support.engine.run import Run, begin_together, portable_path
 from support.engine.run_options import FurtherOptions, RunOptions, ToyOptions, flag_of
 from support.engine.start import first_weights
 from support.files.features import check_encoder
-from streams.late import late
-from streams.learned import tell_learned
-from streams.starts import from_anywhere
+from beyond.streams.late import late
+from beyond.streams.learned import tell_learned
+from beyond.streams.starts import from_anywhere
 from train import (
     Read, Recipe, in_order, load_samples, mean_loss, narrator_for, number_of_steps, pretrained,
     read_example, save, settings_of, train,
@@ -48,7 +48,7 @@ FREE = {"llm", "vision", "last_k", "readout", "memory_dropout", "lora_dropout"}
 TOY = {
     "output": "out/toy",
     "lr": 7e-4,
-    "warmup": 0.2,             # trainings differ less with it (experiments/README.md)
+    "warmup": 0.2,             # trainings differ less with it (beyond/experiments/README.md)
     "batch": 4,
     "epochs": 3.0,
     "lora_dropout": 0.0,
@@ -63,14 +63,14 @@ TOY = {
     "limit": 800,
 }
 # The encoder and the language model of the toy are those of the bundled narrator.
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TOY_MODELS = {
     "vision": str(ROOT / "toy" / "checkpoint" / "vision"),
     "llm": str(ROOT / "toy" / "checkpoint" / "llm"),
 }
 # With --quick: stage `look` of another narrator, no stage `recall`, few videos.
 QUICK = {
-    "look": str(ROOT / "experiments" / "base" / "look.safetensors"),
+    "look": str(ROOT / "beyond" / "experiments" / "base" / "look.safetensors"),
     "recall": False,
     "limit": 300,
     "batch": 2,

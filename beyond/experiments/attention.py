@@ -1,6 +1,6 @@
 """What true narrations attend to (Fig. 10).
 
-    python -m experiments.attention --data toy --model toy/checkpoint
+    python -m beyond.experiments.attention --data toy --model toy/checkpoint
 """
 import argparse
 import json
@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 import narrator as nar
-from commands.evaluate_command import narrator_and_samples
+from beyond.commands.evaluate_command import narrator_and_samples
 from evaluate import true_narrations
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
@@ -102,7 +102,7 @@ def run_attention(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = Parser(prog="python -m experiments.attention",
+    parser = Parser(prog="python -m beyond.experiments.attention",
                     description="What true narrations attend to.")
     data_options(parser)
     model_options(parser, default=DEFAULT_MODEL)

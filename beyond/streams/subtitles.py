@@ -7,7 +7,7 @@ from hashlib import sha256
 from html import escape
 from pathlib import Path
 
-from streams.inputs import WRITTEN, Input
+from beyond.streams.inputs import WRITTEN, Input
 from support.common.disk import naming
 from support.common.errors import BadData
 from support.common.progress import say
@@ -51,7 +51,7 @@ class Writers:
     can hold (support/files/cues.py: srt_text).
 
     A recording's files begin anew, or go on from `saved`: what `written` returned at an earlier
-    moment (streams/suspend.py). A live source's files are appended to.
+    moment (beyond/streams/suspend.py). A live source's files are appended to.
     """
 
     def __init__(self, given: Input, saved: dict | None = None):

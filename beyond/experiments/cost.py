@@ -1,9 +1,9 @@
 """What FlowNar costs: operations, memory and time of a stream, and of a training step (§4.1, Fig. 1,
 App. C.3).
 
-    python -m experiments.cost stream --frames 3000
-    python -m experiments.cost stream --config 1b
-    python -m experiments.cost training --frames 1200 --variant FlowNar-C
+    python -m beyond.experiments.cost stream --frames 3000
+    python -m beyond.experiments.cost stream --config 1b
+    python -m beyond.experiments.cost training --frames 1200 --variant FlowNar-C
 
 stream      FlowNar, FlowNar-C and the baselines VideoLLM-online and VideoLLM-MoD around one
             language model, with the same frames and narrations. The narrations are given, and fed
@@ -30,7 +30,7 @@ from torch import Tensor
 import narrator as nar
 import stream
 from narrator import load, make_config, new_narrator
-from streams.bounds import open_stream
+from beyond.streams.bounds import open_stream
 from support.common.devices import device_and_dtype, synchronise
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
@@ -278,7 +278,7 @@ def whole_number(parser: argparse.ArgumentParser, name: str, default: int, meani
 
 
 def main() -> None:
-    parser = Parser(prog="python -m experiments.cost", description="What FlowNar costs.")
+    parser = Parser(prog="python -m beyond.experiments.cost", description="What FlowNar costs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     streams = commands.add_parser("stream", help="a stream of each variant")

@@ -1,0 +1,1 @@
+"""What uses the six files at the top."""
