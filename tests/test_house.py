@@ -118,6 +118,7 @@ BUDGET = {
     "support": 32_050,                         # marks of what something was made of
     "beyond/experiments": 11_200,
     "beyond/streams": 14_100,                         # passes as CUDA graphs, and what has been learned
+    "beyond/training": 3_000,
     "toy": 13_350,
     "beyond/commands": 11_850,
     "beyond/baselines": 6_220,                        # CLAM with a tied input gate

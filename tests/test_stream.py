@@ -26,7 +26,7 @@ from narrator import load
 from beyond.commands import stream_command
 from helpers import ROOT, TOY, kitchen_tokens, record, tiny, video
 from beyond.streams.bounds import open_stream
-from beyond.streams.late import Past, memory_after
+from beyond.training.late import Past, memory_after
 from beyond.streams.inputs import FORMS, Input
 from beyond.streams.live import paced
 from beyond.streams.subtitles import Writers, srt_cue, timestamp, vtt_cue

@@ -20,7 +20,7 @@ from narrator import load
 from beyond.commands import train_command
 from beyond.commands.train_command import Options, options_from
 from helpers import TOY, save_features, tiny, video
-from beyond.streams.late import LateExample, late, memory_after
+from beyond.training.late import LateExample, late, memory_after
 from support.common.disk import read_jsonl
 from support.common.figures import save_figure
 from support.engine.run import cut_log

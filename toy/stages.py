@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import narrator as nar
-from beyond.streams.late import Past, late
+from beyond.training.late import Past, late
 from support.common.disk import write_tensors
 from support.common.errors import BadData, first_line
 from support.common.progress import progress

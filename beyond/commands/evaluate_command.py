@@ -16,7 +16,7 @@ from beyond.baselines import context_class
 from beyond.baselines.caches import compared_stream, kind_of_cache
 from stream import Context
 from beyond.streams.bounds import open_stream, tell_of_positions
-from beyond.streams.loops import course_of, means_of_courses
+from beyond.training.delays import course_of, means_of_courses
 from support.common.devices import device_and_dtype, rank
 from support.common.disk import check_distinct, check_writable, file_name, write_json
 from support.common.errors import BadData, command_line

@@ -28,9 +28,9 @@ from support.engine.run import Run, begin_together, portable_path
 from support.engine.run_options import FurtherOptions, RunOptions, ToyOptions, flag_of
 from support.engine.start import first_weights
 from support.files.features import check_encoder
-from beyond.streams.late import late
-from beyond.streams.learned import tell_learned
-from beyond.streams.starts import from_anywhere
+from beyond.training.late import late
+from beyond.training.learned import tell_learned
+from beyond.training.anywhere import from_anywhere
 from train import (
     Read, Recipe, in_order, load_samples, mean_loss, narrator_for, number_of_steps, pretrained,
     read_example, save, settings_of, train,

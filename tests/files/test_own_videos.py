@@ -17,7 +17,7 @@ import train
 from narrator import load
 from beyond.commands import data_command, train_command
 from helpers import TOY, tiny, video
-from beyond.streams.starts import draw_start, from_anywhere, sample_from
+from beyond.training.anywhere import draw_start, from_anywhere, sample_from
 from beyond.streams.subtitles import srt_cue
 from support.common.disk import read_jsonl
 from support.common.errors import BadData

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from beyond.commands.evaluate_command import measures_of
-from beyond.streams.loops import course_of
+from beyond.training.delays import course_of
 from support.files.sentences import NarratedVideo, Sentence
 
 SEEDS = range(8)
