@@ -141,7 +141,7 @@ def test_commands_are_found():
     assert {"stream.py toy/kitchen.mp4", "narrator.py", "clam.py"} <= commands(README)
     assert {page for page, _ in COMMANDS} == PAGES.keys() - {TO_CODE}
     first_block = README.split("```")[1]
-    assert "pip install -r requirements.txt && python stream.py toy/kitchen.mp4\n" in first_block
+    assert "pip install -r requirements.txt\npython stream.py toy/kitchen.mp4\n" in first_block
 
 
 # ------------------------------------------------------------- from Python
