@@ -26,8 +26,7 @@ batches (as in the authors' code, one video at a time, with gradient accumulatio
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from importlib import import_module
+from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
 
@@ -38,8 +37,9 @@ from torch import Tensor, nn
 
 from clam import CLAM
 from support.common.errors import BadData
-from support.engine import attention, checkpoint, family, lora, settings
+from support.engine import attention, checkpoint, family, frozen, lora, settings
 from support.engine.pictures import letterbox
+from support.engine.registry import NARRATORS
 
 SYSTEM = ("A multimodal AI assistant is helping users with some activities. "
           "Below is their conversation, interleaved with the list of video frames received by the "
@@ -59,7 +59,7 @@ class Config:
     # hub ids or folders; relative folders are inside the checkpoint
     llm: str = "meta-llama/Llama-3.2-1B-Instruct"
     vision: str = "google/siglip-large-patch16-384"
-    # what these are, wherever they lie (checkpoint.py: mark_of_model); None: not known
+    # what these are, wherever they lie (frozen.py: FrozenModel.mark); None: not known
     llm_mark: str | None = None
     vision_mark: str | None = None
     # frames (§3.1)
@@ -114,13 +114,13 @@ class VisionEncoder(nn.Module):
 
     def __init__(
         self,
-        source: str,
+        source: str | frozen.FrozenModel,
         grid: int = 3,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
-        model, mean, std = checkpoint.load_vision_model(source, dtype)
+        model, mean, std = frozen.load_vision_model(source, dtype)
         # `forward` keeps no gradients, so the model is frozen. (Its weights are not marked as such:
         # with that mark, SigLIP's pooling takes eighty times as long in bf16 on a processor.)
         self.model = model.to(device).eval()
@@ -267,7 +267,7 @@ class Layout:
         self.user = self.encode("User: " + INSTRUCTION)
         self.newline = self.encode("\n")
         self.assistant = self.encode("Assistant:")
-        self.eot = checkpoint.eot_id(tokenizer)
+        self.eot = frozen.eot_id(tokenizer)
         skip = self.encode(",")
         if len(skip) != 1:
             raise BadData("this tokenizer splits ','; use a Llama-like model")
@@ -277,7 +277,7 @@ class Layout:
 
     def encode(self, text: str) -> list[int]:
         """BadData if the tokenizer cannot encode it."""
-        return checkpoint.token_ids(self.tokenizer, text)
+        return frozen.token_ids(self.tokenizer, text)
 
     def encode_narrations(self, narrations: list[tuple[int, str]]) -> Narrations:
         """(frame, text) -> (frame, ids); a blank stands between "Assistant:" and the words."""
@@ -601,48 +601,24 @@ class Narrator(nn.Module):
         self,
         folder: str | Path,
         dtype: torch.dtype | None = None,
-        **models: str | None,
     ) -> None:
-        """Write a checkpoint that `load` and PEFT read, in dtype if one is given; `models` replace
-        those of Config.
-        """
-        checkpoint.save_narrator(self, Path(folder), dtype, **models)
+        """Write a checkpoint that `load` and PEFT read, in dtype if one is given."""
+        checkpoint.save_narrator(self, Path(folder), dtype)
 
     def vision_encoder(self, dtype: torch.dtype = torch.float32) -> VisionEncoder:
         """The one that the settings name; BadData if its features have another width."""
         config = self.config
-        encoder = VisionEncoder(config.vision, config.grid, self.llm.device, dtype)
+        model = frozen.find_model(config.vision, "vision")
+        model.refuse_unless(config.vision_mark)
+        config.vision_mark = model.mark
+        encoder = VisionEncoder(model, config.grid, self.llm.device, dtype)
         if encoder.width != config.width:
             raise BadData(f"the vision model gives features of width {encoder.width}, "
                           f"the narrator needs {config.width}")
-        checkpoint.check_mark(config, "vision")
         return encoder
 
 
-# The narrators, by the class of their settings, and settings with the value that switches them off.
-# baselines/ adds its own.
-NARRATORS = {Config: Narrator}
-SWITCHED_OFF = {}
-
-
-def make_config(**given) -> Config:
-    """Settings by name. BadData if one is unknown or wrong."""
-    known = {field.name for field in fields(Config)}
-    if not given.keys() <= known or given.get("memory", Config.memory) not in MEMORIES:
-        import_module("beyond.baselines")              # adds itself to the tables
-    given = {name: value for name, value in given.items()
-             if name not in SWITCHED_OFF or value != SWITCHED_OFF[name]}
-    for config_class in NARRATORS:
-        names = {field.name for field in fields(config_class)}
-        if given.keys() <= names:
-            return config_class(**given)
-    unknown = sorted(given.keys() - known)
-    raise BadData(f"no narrator has the settings {', '.join(unknown)} together")
-
-
-def new_narrator(llm: nn.Module, tokenizer, config: Config) -> Narrator:
-    """A narrator with random weights on a language model."""
-    return NARRATORS[type(config)](llm, tokenizer, config)
+NARRATORS[Config] = Narrator
 
 
 def load(
@@ -650,7 +626,6 @@ def load(
     llm: str | None = None,
     device: str = "cpu",
     dtype: torch.dtype | None = torch.float32,
-    sees: bool = False,
     **changes,
 ) -> Narrator:
     """A trained narrator from a folder or hub id; `llm` and any setting can be replaced.
@@ -660,16 +635,8 @@ def load(
     is missing, damaged or unexpected.
 
     dtype       of the language model; None: what is faster on a processor
-    sees        it will look at pictures: both of its models are found before one is loaded
     """
-    files = checkpoint.read_checkpoint(str(source))
-    config = checkpoint.read_config(files, make_config, llm, changes)
-    if sees:
-        for kind in Config.MODEL_NAMES:
-            checkpoint.model_folder(getattr(config, kind), kind)
-    if dtype is None:
-        dtype = checkpoint.faster_dtype(config.llm)
-    return checkpoint.build_narrator(NARRATORS[type(config)], files, config, device, dtype)
+    return checkpoint.open_checkpoint(source, llm, **changes).narrator(device, dtype)
 
 
 if __name__ == "__main__":

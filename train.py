@@ -26,8 +26,9 @@ from support.common.options import (
     DATASETS, in_range, kept_narrations, positive_float, positive_int, probability,
 )
 from support.common.processes import my_share, sum_of
-from support.engine import checkpoint
-from support.engine.run import Run, order, paths_of_models, read_ahead
+from support.engine.checkpoint import narrator_on_llm
+from support.engine.registry import NARRATORS, make_config
+from support.engine.run import Run, order, read_ahead
 from support.engine.run_options import option
 
 
@@ -208,7 +209,7 @@ def train(
     narrator.eval()
 
 
-# ------------------------------------------------------ load, make, save
+# ------------------------------------------------------ load, make
 
 
 def load_samples(options: Recipe, split: str, limit: int | None) -> list[data.Sample]:
@@ -218,7 +219,7 @@ def load_samples(options: Recipe, split: str, limit: int | None) -> list[data.Sa
 
 def settings_of(options: Recipe) -> dict:
     """The settings of a narrator that are options of its training."""
-    names = {f.name for config_class in nar.NARRATORS for f in fields(config_class)}
+    names = {f.name for config_class in NARRATORS for f in fields(config_class)}
     return {f.name: getattr(options, f.name) for f in fields(options) if f.name in names}
 
 
@@ -229,16 +230,13 @@ def new_config(options: Recipe, J: int, width: int, **others) -> nar.Config:
         if settings[kind] is None:              # not given: those of the paper
             del settings[kind]
     settings |= {"grid": round((J - 1) ** 0.5), "width": width}
-    return nar.make_config(**settings | others)
+    return make_config(**settings | others)
 
 
 def narrator_for(options: Recipe, sample: data.Sample, dtype: torch.dtype) -> nar.Narrator:
     """A narrator for features like the sample's; its first weights are still to be set."""
     J, width = sample.read(0, 1).shape[1:]
-    config = new_config(options, J, width, fps=sample.fps)
-    narrator = nar.new_narrator(*checkpoint.load_llm(config.llm, dtype), config)
-    checkpoint.check_mark(config, "llm")
-    return narrator
+    return narrator_on_llm(new_config(options, J, width, fps=sample.fps), dtype)
 
 
 def pretrained(options: Recipe, dtype: torch.dtype = torch.float32) -> nar.Narrator:
@@ -248,11 +246,6 @@ def pretrained(options: Recipe, dtype: torch.dtype = torch.float32) -> nar.Narra
         if kind in given:
             given[f"{kind}_mark"] = None        # it may be another one: there is a training
     return nar.load(options.init, dtype=dtype, **given)
-
-
-def save(narrator: nar.Narrator, options: Recipe, dtype: torch.dtype | None = None):
-    """Write a checkpoint that can be moved, with its models if they are in the same folder."""
-    narrator.save(options.output, dtype, **paths_of_models(narrator.config, options.output))
 
 
 if __name__ == "__main__":

@@ -305,7 +305,7 @@ assert measures["recall"] == (iou.max(axis=1) >= 0.5).mean()
 # video each. The loss begins above 4 and ends below 0.5.
 
 from narrator import Narrator
-from support.engine.checkpoint import load_llm
+from support.engine.frozen import load_llm
 from support.engine.start import start_connector, start_memory
 from tqdm import trange
 from train import loss_of_batch, schedule

@@ -23,7 +23,8 @@ import stream
 from beyond.baselines.narration_memory import HistoryNarrator
 from forks import Forked
 from beyond.streams.bounds import open_stream
-from support.engine.checkpoint import load_llm, load_tokenizer
+from support.engine.frozen import load_llm, load_tokenizer
+from support.engine.registry import make_config, new_narrator
 from support.engine.start import start_memory
 from support.files.video import Video
 
@@ -53,8 +54,8 @@ def new_tiny(seed: int, llm, tokenizer, changes: dict) -> nar.Narrator:
     torch.manual_seed(seed)
     options = {"width": 32, "memory_tokens": 10, "memory_heads": 2, "memory_dropout": 0.0,
                "lora_rank": 4, "lora_alpha": 8, "lora_dropout": 0.0}
-    config = nar.make_config(llm=LLM, **(options | changes))
-    model = nar.new_narrator(llm, tokenizer, config)
+    config = make_config(llm=LLM, **(options | changes))
+    model = new_narrator(llm, tokenizer, config)
     # B of LoRA and, as published, the memory start near 0: tests would not see them
     for name, parameter in model.trainable().items():
         if "lora_B" in name:

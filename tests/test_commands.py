@@ -21,7 +21,7 @@ from forks import Forked
 from helpers import ROOT, TOY, tiny
 from narrator import Narrator
 from support.common.errors import BadData, command_line
-from support.engine import checkpoint, cpu
+from support.engine import cpu, frozen
 from support.files.video import write_video
 
 NONSENSE = "-1"                                  # the types themselves are tested in test_common.py
@@ -166,7 +166,7 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(line, world, no_m
 @pytest.mark.parametrize("asked, expected", [("", torch.bfloat16), ("--dtype float32", torch.float32)])
 def test_a_large_model_streams_in_bf16_where_that_is_faster(asked, expected, world, monkeypatch):
     """So does its vision encoder, and the command says so."""
-    monkeypatch.setattr(checkpoint, "multiplies_bf16", lambda: True)
+    monkeypatch.setattr(frozen, "multiplies_bf16", lambda: True)
     monkeypatch.setattr(cpu, "LARGE", 1000)
     loaded = []
 

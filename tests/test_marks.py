@@ -4,12 +4,13 @@ import json
 import shutil
 
 import pytest
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from beyond.commands import data_command, evaluate_command, stream_command, train_command
 from helpers import TOY
 from support.common.errors import BadData
-from support.engine import checkpoint, run as engine
+from support.engine import run as engine
 from test_commands import call
 
 
@@ -67,7 +68,7 @@ def scaled(*path):
     """Numbers a little larger, in a file of the same header."""
     def replace(at):
         file = at.joinpath(*path)
-        with checkpoint.safe_open(file, "pt") as opened:
+        with safe_open(file, "pt") as opened:
             header = opened.metadata()
         save_file({name: x * 1.1 for name, x in load_file(file).items()}, file, header)
     return replace

@@ -10,12 +10,13 @@ from transformers import (
 )
 
 import narrator as nar
-from narrator import make_config
 from beyond.commands import drawing
 from helpers import TOY, grouped, tiny, video
 from support.common.errors import BadData
-from support.engine import attention, checkpoint
+from support.engine import attention
+from support.engine.frozen import load_tokenizer
 from support.engine.lora import LoRALinear, add_lora
+from support.engine.registry import make_config
 from support.engine.start import start_memory
 from test_commands import outcome
 
@@ -71,14 +72,14 @@ def test_spaces_are_cleaned_up_as_published(tmp_path, capfd, asked, decoded):
     file = tmp_path / "tokenizer_config.json"
     settings = json.loads(file.read_text())
     file.write_text(json.dumps(settings | {"clean_up_tokenization_spaces": asked}))
-    layout = nar.Layout(checkpoint.load_tokenizer(str(tmp_path)), 1, 1)
+    layout = nar.Layout(load_tokenizer(str(tmp_path)), 1, 1)
     ids = layout.encode(" the man 's cup . you do n't , and they 're there !")
     assert layout.decode([*ids, layout.eot]) == decoded
     assert capfd.readouterr().err == ""
 
 
 def test_skip_is_a_token_that_is_known():
-    tokenizer = checkpoint.load_tokenizer(str(TOY / "llm"))
+    tokenizer = load_tokenizer(str(TOY / "llm"))
     tokenizer.unk_token = ","
     with pytest.raises(BadData, match="does not know ','"):
         nar.Layout(tokenizer, 1, 1)

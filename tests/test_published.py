@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import narrator as nar
 from helpers import GOLDEN, ROOT, TOY, published, tiny, video
 from support.common.errors import BadData
-from support.engine.checkpoint import load_llm
+from support.engine.frozen import load_llm
 from support.engine.lora import TARGETS
 
 golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not there")

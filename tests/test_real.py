@@ -17,7 +17,7 @@ import narrator as nar
 import stream
 from beyond.commands import data_command, stream_command
 from helpers import TOY, record, video
-from support.engine import checkpoint
+from support.engine.frozen import load_llm
 from support.files.video import Video
 from test_commands import call
 
@@ -56,7 +56,7 @@ def model(tmp_path_factory):
     llm.load_state_dict(quantised.state_dict())
     llm.save_pretrained(folder)
     AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
-    llm, tokenizer = checkpoint.load_llm(folder)
+    llm, tokenizer = load_llm(folder)
     config = nar.Config(llm=folder, width=32, memory_tokens=4, memory_heads=2,
                         memory_dropout=0.0, lora_rank=4, lora_alpha=8, lora_dropout=0.0, last_k=2)
     return nar.Narrator(llm, tokenizer, config).eval()

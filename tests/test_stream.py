@@ -31,6 +31,7 @@ from beyond.streams.inputs import FORMS, Input
 from beyond.streams.live import paced
 from beyond.streams.subtitles import Writers, srt_cue, timestamp, vtt_cue
 from support.common.disk import read_jsonl as rows_of
+from support.engine.folders import fetched
 from support.common.errors import BadData
 from support.common.locks import locked
 from support.common.text import one_line
@@ -283,6 +284,7 @@ def test_other_videos_are_narrated_by_the_published_narrator(cached, tmp_path, m
         (folder / "refs").mkdir()
         (folder / "refs" / "main").write_text("0123")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    fetched.cache_clear()
     code, stdout, errors = outcome(stream_command, [str(tmp_path / "a.mp4")])
     if cached:
         assert code == 0 and stdout.startswith("[00:00:00.5] You"), errors
@@ -451,7 +453,7 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(line, message, tm
     os.link("a.mp4", "hard_link")
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
     for name in ("load_llm", "load_vision_model"):
-        monkeypatch.setattr(f"support.engine.checkpoint.{name}",
+        monkeypatch.setattr(f"support.engine.frozen.{name}",
                             lambda *_: pytest.fail("a model is loaded"))
     assert_refused([*line.split(), "--srt", "new/folder/n.srt", "--device", "cpu"], message)
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before

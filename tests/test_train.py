@@ -303,7 +303,7 @@ def test_it_goes_on_in_the_format_in_which_it_began(tmp_path, monkeypatch):
     """--dtype auto is another one where there is a GPU; with the first one's name it goes on there."""
     given = given_for(tmp_path, save_every=1)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(train_command, "save", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(nar.Narrator, "save", Mock(side_effect=KeyboardInterrupt))
         train_command.check_and_train(options_from(**given))
     auto = {"auto": torch.bfloat16, "float32": torch.float32}
     monkeypatch.setattr(train_command, "device_and_dtype", lambda device, dtype: ("cpu", auto[dtype]))

@@ -28,13 +28,15 @@ from beyond.training.late import Past, late
 from support.common.disk import write_tensors
 from support.common.errors import BadData, first_line
 from support.common.progress import progress
-from support.engine import checkpoint
+from support.engine.checkpoint import load_parameters
+from support.engine.frozen import find_model, load_llm
+from support.engine.registry import new_narrator
 from support.engine.run import Run, made_of
 from support.engine.start import first_weights
 from support.files.features import encode_pictures
 from toy import world
 from train import (
-    Example, Recipe, fit, in_order, new_config, number_of_steps, pretrained, save, train,
+    Example, Recipe, fit, in_order, new_config, number_of_steps, pretrained, train,
 )
 
 LOOK_STEPS = 1400                              # of stage look
@@ -61,24 +63,22 @@ def train_toy(options: Recipe):
     videos_of = late(videos_of, reads, options.long, options.seed)
     with Run("narrator", options) as run:
         train(narrator, videos_of, number_of_steps(options, len(videos)), options, run)
-    save(narrator, options, torch.bfloat16)
+    narrator.save(options.output, torch.bfloat16)
 
 
 def new_toy(options: Recipe,
             kitchens: Iterable[world.Kitchen]) -> tuple[nar.Narrator, list[Scene]]:
     """A narrator with first weights, and its training videos."""
     # what would stop it later, before anything is loaded
-    for kind in nar.Config.MODEL_NAMES:
-        checkpoint.read_model_config(getattr(options, kind), kind)
+    llm = find_model(options.llm, "llm")
+    vision = find_model(options.vision, "vision")
     if options.look and not Path(options.look).is_file():
         raise BadData(f"--look: {options.look}: no such file")
 
-    encoder = nar.VisionEncoder(options.vision, options.grid)
+    encoder = nar.VisionEncoder(vision, options.grid)
     J = 1 + options.grid ** 2
-    config = new_config(options, J, encoder.width)
-    narrator = nar.new_narrator(*checkpoint.load_llm(options.llm), config)
-    for kind in nar.Config.MODEL_NAMES:
-        checkpoint.check_mark(config, kind)
+    config = new_config(options, J, encoder.width, llm_mark=llm.mark, vision_mark=vision.mark)
+    narrator = new_narrator(*load_llm(llm), config)
     videos = scenes(encoder, narrator.layout, kitchens)
     reads = [video.read for video in videos]
     first_weights(narrator, options.start, options.connector_start, reads)
@@ -122,7 +122,7 @@ def take_over(narrator: nar.Narrator, path: Path):
     except (OSError, SafetensorError) as error:
         raise BadData(f"--look: {path} is not the {LOOK} of a training "
                       f"({first_line(error)})") from error
-    checkpoint.load_parameters(look_parameters(narrator), weights, path)
+    load_parameters(look_parameters(narrator), weights, path)
 
 
 # ------------------------------------------------------------------------- the training videos

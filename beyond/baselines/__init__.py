@@ -1,16 +1,17 @@
 """What the paper compares FlowNar with (Tables 1 to 5, 15): other memories, VideoLLM-MoD, and CLAM on
-narrations. Imported, they are in the tables of narrator.py.
+narrations. Imported, they are in the tables of narrator.py and support/engine/registry.py.
 """
 import narrator
 from beyond.baselines.memories import MEMORIES
 from beyond.baselines.mod import RoutedConfig, RoutedNarrator, with_routers
 from beyond.baselines.narration_memory import HistoryConfig, HistoryNarrator, with_history
 from stream import Context
+from support.engine.registry import NARRATORS, SWITCHED_OFF
 
 narrator.MEMORIES.update(MEMORIES)
-narrator.NARRATORS[HistoryConfig] = HistoryNarrator         # Table 15
-narrator.NARRATORS[RoutedConfig] = RoutedNarrator           # VideoLLM-MoD
-narrator.SWITCHED_OFF.update(narration_memory=0, mod_keep=None)
+NARRATORS[HistoryConfig] = HistoryNarrator          # Table 15
+NARRATORS[RoutedConfig] = RoutedNarrator            # VideoLLM-MoD
+SWITCHED_OFF.update(narration_memory=0, mod_keep=None)
 
 
 def context_class(model: narrator.Narrator, Base: type[Context] = Context) -> type[Context]:

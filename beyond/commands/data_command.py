@@ -6,10 +6,11 @@ import json
 import sys
 from pathlib import Path
 
+import beyond.baselines  # noqa: F401  narrators that --model can name
 from data import (
     PAPER, header_of_all, load_dataset, number_of_words, statistics, tell_of_unknown_encoder,
 )
-from narrator import Config, VisionEncoder, make_config
+from narrator import Config, VisionEncoder
 from support.common.devices import device_and_dtype
 from support.common.errors import command_line
 from support.common.options import (
@@ -18,11 +19,10 @@ from support.common.options import (
 )
 from support.common.processes import process_group
 from support.common.progress import progress
-from support.engine.checkpoint import (
-    check_mark, load_tokenizer, read_checkpoint, read_config, token_ids,
-)
+from support.engine.checkpoint import open_checkpoint
 from support.engine.cpu import speed_up
-from support.engine.run import portable_path
+from support.engine.folders import portable_path
+from support.engine.frozen import find_model, load_tokenizer, token_ids
 from support.files import own_videos
 from support.files.encoding import encode_videos
 from support.files.sentences import Notes
@@ -94,7 +94,7 @@ def encode_command(options: argparse.Namespace) -> None:
         given["vision_mark"] = None             # it may be another one than that of --model
     config = Config(**given)
     if options.model:
-        config = read_config(read_checkpoint(options.model), make_config, None, given)
+        config = open_checkpoint(options.model, **given).config
     if options.data:
         folder = dataset_folder(options.data, None)
         config.vision = portable_path(config.vision)
@@ -106,15 +106,16 @@ def encode_command(options: argparse.Namespace) -> None:
         videos = options.videos
         output = Path(options.output)
 
-    check_mark(config, "vision")
+    vision = find_model(config.vision, "vision")
+    vision.refuse_unless(config.vision_mark)
 
     def load() -> VisionEncoder:
-        encoder = VisionEncoder(config.vision, config.grid, *device_and_dtype(options.device))
+        encoder = VisionEncoder(vision, config.grid, *device_and_dtype(options.device))
         speed_up(encoder)
         return encoder
 
     settings = {
-        "vision_mark": config.vision_mark,
+        "vision_mark": vision.mark,
         "fps": str(config.fps),
         "grid": str(config.grid),
     }

@@ -28,7 +28,9 @@ from support.common.options import (
 from support.common.processes import KnownToAll, check_equal, process_group
 from support.common.progress import say_as_one
 from support.common.seal import digest_of, digest_of_features, digest_of_samples
+from support.engine.checkpoint import open_checkpoint
 from support.engine.cpu import speed_up
+from support.engine.frozen import find_model
 from support.files.features import check_encoder
 from support.files.narrations import paired, read_predictions, read_truth
 from support.files.predictions import Predictions
@@ -128,8 +130,10 @@ def narrator_and_samples(args: argparse.Namespace, model: str, streaming: bool =
     """
     samples = samples_of(args, streaming)
     device, dtype = device_and_dtype(args.device, args.dtype)
-    narrator = nar.load(model, args.llm, device, dtype, sees=args.data == "toy",
-                        **config_changes(args))
+    checkpoint = open_checkpoint(model, args.llm, **config_changes(args))
+    if args.data == "toy":
+        find_model(checkpoint.config.vision, "vision")          # before the other one is loaded
+    narrator = checkpoint.narrator(device, dtype)
     vision = None
     if args.data == "toy":
         vision = narrator.vision_encoder(narrator.llm.dtype)

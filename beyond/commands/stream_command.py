@@ -18,7 +18,7 @@ from tqdm import tqdm
 from beyond.commands.explain import (
     LEGEND, LEGEND_OF_MEMORY, explain, explain_memory, sizes_of, trace_row,
 )
-from narrator import Narrator, VisionEncoder, load
+from narrator import Narrator, VisionEncoder
 from stream import Decision, narrate
 from beyond.streams.ahead import GUESSED_WORDS
 from beyond.streams.bounds import Bounded, live_bounds, open_stream, tell_of_positions
@@ -37,8 +37,10 @@ from support.common.options import (
 )
 from support.common.progress import progress, say, say_when
 from support.common.text import without_secrets
+from support.engine.checkpoint import open_checkpoint
 from support.engine.compiled import compile_narrator
 from support.engine.cpu import speed_up
+from support.engine.frozen import find_model
 from support.files.features import check_inputs, is_features, open_frames
 from support.files.video import Video, is_pipe_or_url
 
@@ -283,7 +285,10 @@ def load_models(model: str, args: argparse.Namespace,
         dtype = None                                    # what is faster here
     changes = config_changes(args)
     try:
-        narrator = load(model, args.llm, device, dtype, sees=has_videos, **changes).merge()
+        checkpoint = open_checkpoint(model, args.llm, **changes)
+        if has_videos:
+            find_model(checkpoint.config.vision, "vision")      # before the other one is loaded
+        narrator = checkpoint.narrator(device, dtype).merge()
     except BadData as error:
         if args.model or model == DEFAULT_MODEL:
             raise

@@ -24,7 +24,9 @@ from support.common.progress import say, say_as_one
 from support.engine import checkpoint
 from support.engine.cpu import speed_up
 from support.engine.family import warn_of_longest
-from support.engine.run import Run, begin_together, portable_path
+from support.engine.folders import portable_path
+from support.engine.frozen import find_model
+from support.engine.run import Run, begin_together
 from support.engine.run_options import FurtherOptions, RunOptions, ToyOptions, flag_of
 from support.engine.start import first_weights
 from support.files.features import check_encoder
@@ -33,7 +35,7 @@ from beyond.training.learned import tell_learned
 from beyond.training.anywhere import from_anywhere
 from train import (
     Read, Recipe, in_order, load_samples, mean_loss, narrator_for, number_of_steps, pretrained,
-    read_example, save, settings_of, train,
+    read_example, settings_of, train,
 )
 
 NOT_TOY = {"root", "dtype", "max_frames", "val_limit", "device"}
@@ -163,8 +165,7 @@ def options_from(**given) -> Options:
 
 def tell_of_unknown_model(init: str) -> None:
     """Say it, if a narrator does not know on which language model it was trained."""
-    settings = checkpoint.read_checkpoint(init).narrator or {}
-    if settings.get("llm_mark") is None:
+    if checkpoint.open_checkpoint(init).config.llm_mark is None:
         say_as_one(f"{init}: does not say on which language model it was trained; that it is this "
                    f"one is not compared")
 
@@ -274,7 +275,7 @@ def train_on_files(options: Options) -> None:
     # save
     process, _ = rank()
     if process == 0:
-        save(narrator, options)
+        narrator.save(options.output)
     if has_own_videos:
         tell_learned(narrator, samples, "training videos")
     if has_own_videos and held_out:
@@ -308,7 +309,9 @@ def look_through(narrator: Narrator, header: dict[str, str], options: Options) -
         config.vision = options.vision or header.get("vision") or config.vision
         config.vision_mark = header.get("vision_mark")
     if options.vision and Path(options.vision).is_dir():
-        checkpoint.check_mark(config, "vision")
+        vision = find_model(options.vision, "vision")
+        vision.refuse_unless(config.vision_mark)
+        config.vision_mark = vision.mark
     check_encoder(header, config)
     tell_of_unknown_encoder(header)
 

@@ -37,7 +37,7 @@ from support.common.figures import print_table
 from support.common.options import Parser, data_options, json_option
 from support.common.progress import progress
 from support.common.text import one_line
-from support.engine.checkpoint import load_llm
+from support.engine.frozen import load_llm
 from support.files.annotations import summarised
 from support.files.narrations import Sentence, is_list_of, paired, read_predictions
 from support.files.sentences import NarratedVideo, Notes

@@ -29,7 +29,7 @@ from torch import Tensor
 
 import narrator as nar
 import stream
-from narrator import load, make_config, new_narrator
+from narrator import load
 from beyond.streams.bounds import open_stream
 from support.common.devices import device_and_dtype, synchronise
 from support.common.errors import BadData, command_line
@@ -38,9 +38,10 @@ from support.common.options import (
     DEFAULT_MODEL, Parser, device_option, dtype_option, json_option, positive_int,
 )
 from support.common.progress import progress
-from support.engine.checkpoint import load_tokenizer
+from support.engine.frozen import load_tokenizer
 from support.engine.cpu import speed_up
 from support.engine.norms import fuse_norms
+from support.engine.registry import make_config, new_narrator
 
 VARIANTS = {                               # the settings in which each one differs from FlowNar
     "FlowNar-C": {"last_k": 10},

@@ -1,4 +1,4 @@
-"""What any training needs: valid paths of models, the order of examples, several processes, states
+"""What any training needs: the order of examples, several processes, states
 from which it goes on, the log and the loss curve.
 
 No section of the paper, and nothing about narrators.
@@ -42,27 +42,6 @@ MAY_CHANGE = {"given", "made_of", "memory_target", "output", "device", "resume",
               "val_limit", "checkpointing"}
 # and those of which only what they lead to is compared (`made_of`)
 MAY_CHANGE |= {"data", "root", "llm", "vision", "init", "look", "dtype"}
-
-
-def portable_path(source: str, folder: str | Path = "") -> str:
-    """The path of a model in a form that stays valid.
-
-    An existing file or folder becomes an absolute path; a folder inside `folder` becomes a path
-    relative to it. Anything else is a hub id and stays the same.
-    """
-    if not Path(source).exists():
-        return source
-    path = Path(source).resolve()
-    if folder and path.is_dir() and path.is_relative_to(Path(folder).resolve()):
-        path = path.relative_to(Path(folder).resolve())
-    return str(path)
-
-
-def paths_of_models(config, folder: str | Path) -> dict[str, str]:
-    """The models of a narrator's settings as a checkpoint in `folder` names them: those inside the
-    folder by relative paths, others by absolute ones.
-    """
-    return {kind: portable_path(getattr(config, kind), folder) for kind in config.MODEL_NAMES}
 
 
 def order(count: int, batch: int, step: int, seed: int) -> list[int]:

@@ -9,11 +9,12 @@ from torch import nn
 
 import narrator as nar
 from beyond.baselines.mod import MoDLayer
-from narrator import load, make_config
+from narrator import load
 from beyond.commands import train_command
 from beyond.commands.train_command import options_from
 from helpers import grouped, small, tiny, video
 from support.common.errors import BadData
+from support.engine.registry import make_config
 from test_equalities import assert_same, both_ways, streamed_logits
 from test_train import given_for
 

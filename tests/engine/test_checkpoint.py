@@ -11,9 +11,9 @@ import narrator as nar
 from narrator import load
 from helpers import ROOT, TOY, grouped, tiny, video
 from support.common.errors import BadData
-from support.engine.checkpoint import (
-    load_llm, load_tokenizer, load_vision_model, mark_of_model, read_checkpoint, read_config,
-    token_ids,
+from support.engine.checkpoint import open_checkpoint
+from support.engine.frozen import (
+    find_model, load_llm, load_tokenizer, load_vision_model, token_ids,
 )
 
 
@@ -165,10 +165,12 @@ def test_models_of_the_hub(load, monkeypatch):
 def test_a_base_and_its_revision_are_apart_as_peft_has_them(tmp_path, llm, base, revision):
     """A folder's name is a name."""
     (tmp_path / "llm@2").mkdir()
-    tiny(llm=grouped()).save(tmp_path, llm=llm)
+    model = tiny(llm=grouped())
+    model.config.llm = llm
+    model.save(tmp_path)
     adapter = json.loads((tmp_path / "adapter_config.json").read_text())
     assert (adapter["base_model_name_or_path"], adapter["revision"]) == (base, revision)
-    config = read_config(read_checkpoint(str(tmp_path)), nar.make_config, None, {})
+    config = open_checkpoint(tmp_path).config
     assert config.llm == (str(tmp_path / llm) if llm == "llm@2" else llm)
 
 
@@ -176,11 +178,13 @@ def test_models_inside_a_checkpoint_are_found_and_given_ones_stay(tmp_path):
     """The names in its files are of folders in it; a name that is given is none of its own."""
     for name in ("llm", "eyes"):
         (tmp_path / name).mkdir()
-    tiny().save(tmp_path, llm="llm", vision="eyes")
-    files = read_checkpoint(str(tmp_path))
-    config = read_config(files, nar.make_config, None, {})
+    model = tiny()
+    model.config.llm = "llm"
+    model.config.vision = "eyes"
+    model.save(tmp_path)
+    config = open_checkpoint(tmp_path).config
     assert (config.llm, config.vision) == (str(tmp_path / "llm"), str(tmp_path / "eyes"))
-    config = read_config(files, nar.make_config, "llm", {"vision": "eyes"})
+    config = open_checkpoint(tmp_path, "llm", vision="eyes").config
     assert (config.llm, config.vision) == ("llm", "eyes")
 
 
@@ -235,10 +239,10 @@ def test_a_model_that_does_without_a_first_token(tmp_path):
 def test_marks_tell_how_pictures_are_scaled(tmp_path):
     """Features and predictions are of the encoder that made them, wherever it lies."""
     shutil.copytree(TOY / "vision", tmp_path, dirs_exist_ok=True)
-    mark = mark_of_model(str(TOY / "vision"), "vision")
-    assert mark_of_model(str(tmp_path), "vision") == mark
+    mark = find_model(str(TOY / "vision"), "vision").mark
+    assert find_model(str(tmp_path), "vision").mark == mark
     altered(tmp_path / "preprocessor_config.json", image_mean=[0.4, 0.5, 0.5])
-    assert mark_of_model(str(tmp_path), "vision") != mark
+    assert find_model(str(tmp_path), "vision").mark != mark
 
 
 def test_a_checkpoint_that_has_lost_its_settings_is_said(tmp_path, capsys):

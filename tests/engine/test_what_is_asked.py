@@ -1,6 +1,6 @@
 """Which models are taken: what a language model does that a narrator does not is refused
 (support/engine/family.py, lora.py), and so is a base model whose files are not whole, or say more than
-numbers and shapes (checkpoint.py)."""
+numbers and shapes (frozen.py)."""
 import json
 import shutil
 
@@ -13,7 +13,7 @@ from helpers import TOY, tiny
 from narrator import Layout, VisionEncoder
 from support.common.errors import BadData, say_once
 from support.engine import family
-from support.engine.checkpoint import (
+from support.engine.frozen import (
     faster_dtype, load_llm, load_tokenizer, load_vision_model, pixel_settings,
 )
 from test_attention import model_of

@@ -8,7 +8,7 @@ import evaluate
 from beyond.experiments import asked
 from helpers import ROOT, TOY, golden_data, grouped
 from support.common.errors import BadData
-from support.engine.checkpoint import load_tokenizer
+from support.engine.frozen import load_tokenizer
 from support.files.narrations import Sentence
 from test_evaluate import command, write
 from toy import world

@@ -1,0 +1,122 @@
+"""The folders of models, of this machine or of the hub: found, and read with clear errors."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+from support.common.devices import quiet
+from support.common.disk import read_json
+from support.common.errors import BadData, first_line
+from support.common.signatures import what_is
+
+ADAPTER = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+# {kind: (name in messages, the option that names one, what its folder has)}
+MODELS = {
+    "narrator": ("model", "--model (in train.py: --init)", f"{ADAPTER} and {WEIGHTS}"),
+    "llm": ("language model", "--llm", "config.json, tokenizer.json and .safetensors"),
+    "vision": ("vision model", "--vision",
+               "config.json, preprocessor_config.json and .safetensors"),
+}
+# what is fetched of a model: no pickles, and no code
+FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+
+
+def cannot_be_loaded(source: str, kind: str, reason: str) -> BadData:
+    title, option, content = MODELS[kind]
+    return BadData(f"{title} '{source}' cannot be loaded: {reason}; {option} takes a folder or hub "
+                   f"id with {content}")
+
+
+@contextmanager
+def loading(source: str, kind: str) -> Iterator[None]:
+    """A context in which transformers reads a model: if that fails, BadData has its first line."""
+    quiet()
+    try:
+        yield
+    except Exception as error:                  # damaged files raise anything
+        raise cannot_be_loaded(source, kind, first_line(error)[:250]) from error
+
+
+def name_and_revision(source: str) -> tuple[str, str | None]:
+    """Of a hub id owner/name or owner/name@revision."""
+    name, _, revision = source.partition("@")
+    return name, revision or None
+
+
+def model_folder(source: str, kind: str) -> Path:
+    """The folder of a model. BadData if there is none.
+
+    source      a folder, or a hub id owner/name or owner/name@revision: it is fetched, unless the
+                hub's cache has it
+    kind        a key of MODELS
+    """
+    folder = Path(source)
+    if not folder.is_dir():
+        if folder.exists() or source.startswith((".", "/", "~")):
+            raise cannot_be_loaded(source, kind, "there is no such folder")
+        folder = fetched(source, kind)
+    if kind != "narrator" and (folder / ADAPTER).exists():
+        # with PEFT installed, transformers would add it to the model
+        raise cannot_be_loaded(source, kind, f"it has an adapter ({ADAPTER}), which belongs in a "
+                                             f"folder of its own")
+    return folder
+
+
+@lru_cache(None)            # a process asks once, and has one revision of it
+def fetched(source: str, kind: str) -> Path:
+    """The folder of a model of the hub, in the hub's cache."""
+    from huggingface_hub import snapshot_download
+    name, revision = name_and_revision(source)
+    try:
+        # subfolders and "consolidated" files hold the same weights in other forms
+        return Path(snapshot_download(name, revision=revision, allow_patterns=FILES,
+                                      ignore_patterns=["*/*", "consolidated*"]))
+    except Exception as error:                  # the network fails in many ways
+        raise cannot_be_loaded(
+            source, kind, f"it is no folder here, and the hub does not give it: "
+            f"{first_line(error)[:150]} (is the name right, is the licence accepted at "
+            f"https://huggingface.co/{name}, are you logged in by `hf auth login`, and can the hub "
+            f"be reached?)") from error
+
+
+def portable_path(source: str, folder: str | Path = "") -> str:
+    """The path of a model in a form that stays valid.
+
+    An existing file or folder becomes an absolute path; a folder inside `folder` becomes a path
+    relative to it. Anything else is a hub id and stays the same.
+    """
+    if not Path(source).exists():
+        return source
+    path = Path(source).resolve()
+    if folder and path.is_dir() and path.is_relative_to(Path(folder).resolve()):
+        path = path.relative_to(Path(folder).resolve())
+    return str(path)
+
+
+# ---------------------------------------------------------------------- what lies in them
+
+def read_object(file: Path) -> dict:
+    content = read_json(file)
+    if not isinstance(content, dict):
+        raise BadData(f"{file}: expected an object")
+    return content
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """A context in which safetensors reads a file: if that fails, BadData says what the file is."""
+    try:
+        yield
+    except Exception as error:                  # damaged files raise anything
+        what = what_is(file) or f"cannot be read ({first_line(error)[:150]})"
+        raise BadData(f"{file} {what}; a whole .safetensors file is read") from error
+
+
+def listed(names: Iterable[str]) -> str:
+    """At most three of the names, for a message."""
+    names = sorted(names)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,237 @@
+"""The frozen models of a narrator: its language model and its vision model, found once, known by
+their marks, and loaded.
+
+Tensors are read from safetensors only, never from pickles. Nothing that comes with a model is run:
+neither its code (trust_remote_code) nor kernels that its settings name.
+"""
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from support.common.disk import expecting, read_text
+from support.common.errors import BadData, first_line
+from support.common.seal import digest_of, marks_of_tensors, refuse_if_changed
+from support.engine.cpu import is_large, multiplies_bf16
+from support.engine.folders import (
+    MODELS, cannot_be_loaded, listed, loading, model_folder, read_object, reading,
+)
+from support.engine.norms import fuse_norms
+
+# of a model's settings, what changes with the program that wrote it, and how it is stored
+OF_FILES = ("transformers_version", "dtype", "torch_dtype")
+
+
+@dataclass
+class FrozenModel:
+    """A model that has been found, and what its files say."""
+    source: str                 # as it was given: a folder or hub id
+    kind: str                   # "llm" or "vision"
+    folder: Path
+
+    def config(self):
+        """Its settings, in the class that transformers has for them.
+
+        All that transformers makes of a config.json is made of what is returned here.
+        """
+        from transformers import AutoConfig
+        settings = read_object(self.folder / "config.json")
+        with loading(self.source, self.kind):
+            return AutoConfig.for_model(**settings)
+
+    @cached_property
+    def tokenizer(self):
+        """BadData if it has lost the token of the beginning, which the model's settings name."""
+        from transformers import AutoTokenizer
+        config = self.config()
+        with loading(self.source, self.kind):
+            tokenizer = AutoTokenizer.from_pretrained(self.folder, config=config,
+                                                      trust_remote_code=False)
+            # the tokenizer of a model that does without one (Qwen) says so
+            is_lost = tokenizer.bos_token is None and "bos_token" not in tokenizer.init_kwargs
+            if is_lost and getattr(config, "bos_token_id", None) is not None:
+                raise BadData("its tokenizer has no bos_token, which its settings name; is "
+                              "tokenizer_config.json there?")
+        return tokenizer
+
+    @cached_property
+    def mark(self) -> str:
+        """What it is: a digest of its settings, of three places of each tensor, and of its
+        tokenizer, or of how its pictures are scaled. Nothing is loaded.
+        """
+        def compared(settings: dict) -> dict:
+            return {name: value for name, value in settings.items()
+                    if not name.startswith("_") and name not in OF_FILES}
+
+        settings = json.loads(read_text(self.folder / "config.json"), object_hook=compared)
+        tensors = {}
+        for file in self.folder.glob("model*.safetensors"):
+            with reading(file):
+                tensors |= marks_of_tensors(file)
+        if self.kind == "vision":
+            beside = str(pixel_settings(self.folder))
+        else:
+            beside = sha256((self.folder / "tokenizer.json").read_bytes()).hexdigest()
+        return digest_of(json.dumps([settings, tensors, beside], sort_keys=True))[:12]
+
+    def refuse_unless(self, mark: str | None) -> None:
+        """BadData if a narrator was made with a model of another mark; None: it is not known."""
+        if mark is not None:
+            title, option, _ = MODELS[self.kind]
+            refuse_if_changed("the narrator", {title: mark}, {title: self.mark},
+                              f"{self.source} is another one; give the one of that mark by {option}")
+
+
+def find_model(source: str | FrozenModel, kind: str) -> FrozenModel:
+    """The model of a folder or hub id, once and for all: what is found is passed on, and is given
+    back here. BadData if there is none.
+    """
+    if isinstance(source, FrozenModel):
+        return source
+    return FrozenModel(source, kind, model_folder(source, kind))
+
+
+def load_weights(Class: type, model: FrozenModel, dtype: torch.dtype):
+    """A model of transformers in a dtype, on the processor. BadData if its files lack weights,
+    which transformers would fill in at random, or have others than the model.
+    """
+    config = model.config()
+    check_stored(model.folder)
+    with loading(model.source, model.kind):
+        loaded, report = Class.from_pretrained(
+            model.folder, config=config, dtype=dtype, attn_implementation="sdpa", use_safetensors=True,
+            trust_remote_code=False, output_loading_info=True,
+            ignore_mismatched_sizes=True)                               # they are refused here
+        for problem in ("missing", "unexpected", "mismatched"):
+            names = report[f"{problem}_keys"]
+            if names:
+                raise BadData(f"of its weights, {len(names)} are {problem}: "
+                              f"{listed(str(name) for name in names)}")
+        for name, parameter in loaded.named_parameters():
+            if not parameter.data.sum(dtype=torch.float32).isfinite():
+                raise BadData(f"its weights are not finite in {dtype} ({name}); are its files "
+                              f"whole, and are its numbers too large for float16?")
+    return loaded
+
+
+def check_stored(folder: Path) -> None:
+    """BadData if a file of weights is damaged, or a weight is stored in another form than numbers
+    with a point. transformers would take it without the scales that go with it.
+    """
+    for file in folder.glob("*.safetensors"):
+        with reading(file), safe_open(file, "pt") as weights:
+            stored = {name: weights.get_slice(name).get_dtype() for name in weights.keys()}
+        for name, form in stored.items():
+            if name.endswith("weight") and form not in ("F64", "F32", "F16", "BF16"):
+                raise BadData(f"{file}: {name} is quantised ({form}); give the model in bfloat16, "
+                              f"float16 or float32")
+
+
+def load_llm(source: str | FrozenModel, dtype: torch.dtype = torch.float32):
+    """(causal LM, tokenizer) from a folder or hub id; on the processor. BadData if the model lacks
+    tokens that the tokenizer gives.
+    """
+    from transformers import AutoModelForCausalLM
+    model = find_model(source, "llm")
+    tokenizer = model.tokenizer
+    llm = load_weights(AutoModelForCausalLM, model, dtype)
+    rows = len(llm.get_input_embeddings().weight)
+    # a special token that was added, for padding for example, is never fed
+    words = [i for i, token in tokenizer.added_tokens_decoder.items() if not token.special]
+    ends = tokenizer.bos_token_id or 0, tokenizer.eos_token_id or 0
+    last = max(tokenizer.vocab_size - 1, *ends, *words)
+    if last >= rows:
+        raise cannot_be_loaded(model.source, "llm", f"its tokenizer gives tokens up to {last}, and "
+                                                    f"the model has {rows}: are they of one model?")
+    fuse_norms(llm)
+    return llm, tokenizer
+
+
+def load_tokenizer(source: str):
+    """That of a language model, from a folder or hub id."""
+    return find_model(source, "llm").tokenizer
+
+
+def faster_dtype(source: str | FrozenModel) -> torch.dtype:
+    """The number format in which this processor streams a language model faster: bf16 for a large
+    one, where it can multiply bf16, else fp32. The model's size follows from its settings.
+    """
+    from transformers import AutoModelForCausalLM
+    model = find_model(source, "llm")
+    config = model.config()
+    with loading(model.source, "llm"), torch.device("meta"):
+        llm = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    return torch.bfloat16 if is_large(llm) and multiplies_bf16() else torch.float32
+
+
+def token_ids(tokenizer, text: str) -> list[int]:
+    """The ids of a text, without special tokens: what is written like one, as "</s>" in sentences of
+    another model, is text. BadData if the tokenizer cannot encode it.
+    """
+    try:
+        return tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    except Exception as error:                  # tokenizers raise errors of many types
+        raise BadData(f"the tokenizer cannot encode {ascii(text)[:80]}: "
+                      f"{first_line(error)}") from error
+
+
+def eot_id(tokenizer) -> int:
+    """The token that ends a narration; BadData if there is none."""
+    token = tokenizer.eos_token_id
+    if "<|eot_id|>" in tokenizer.get_vocab():   # Llama 3 ends a turn with a token of its own
+        token = tokenizer.convert_tokens_to_ids("<|eot_id|>")
+    if token is None:
+        raise BadData("this tokenizer has no end-of-text token; use a Llama-like model")
+    return token
+
+
+def load_vision_model(source: str | FrozenModel, dtype: torch.dtype = torch.float32):
+    """(vision model, mean and standard deviation of each colour) from a folder or hub id.
+
+    Of a model for images and text, the image half. BadData unless it is a vision transformer with
+    square patches.
+    """
+    from transformers import AutoModel
+    model = find_model(source, "vision")
+    config = model.config()
+    config = getattr(config, "vision_config", config)
+    for name in ("image_size", "patch_size", "hidden_size"):
+        if not isinstance(getattr(config, name, None), int):
+            raise cannot_be_loaded(model.source, "vision", f"it has no {name}, as vision "
+                                   f"transformers with square patches have")
+    vision = load_weights(AutoModel, model, dtype)
+    if hasattr(vision.config, "vision_config"):
+        with loading(model.source, "vision"):
+            vision = vision.vision_model
+    return vision, *pixel_settings(model.folder)
+
+
+def pixel_settings(folder: Path) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each colour [3], by which pictures from 0 to 1 become what a
+    vision model wants. BadData if its preprocessor scales the colours otherwise.
+
+    As transformers, it takes those inside processor_config.json before preprocessor_config.json.
+    """
+    file = folder / "processor_config.json"
+    settings = read_object(file).get("image_processor") if file.exists() else None
+    if settings is None:
+        file = folder / "preprocessor_config.json"
+        settings = read_object(file)
+    with expecting(file, "the settings of a preprocessor, image_mean and image_std of 3 numbers"):
+        is_scaled = settings.get("do_rescale", True) and settings.get("do_normalize", True)
+        scale = 255 * settings.get("rescale_factor", 1 / 255)
+        if not is_scaled or abs(scale - 1) > 1e-4:
+            raise BadData(f"{file}: colours are scaled by 1/255 and normalised here; give another "
+                          f"vision model")
+        mean = torch.tensor([float(number) for number in settings["image_mean"]])
+        std = torch.tensor([float(number) for number in settings["image_std"]])
+        if len(mean) != 3 or len(std) != 3:
+            raise ValueError("one for each colour")
+    return mean, std
