@@ -15,13 +15,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import narrator as nar
 from beyond.commands import data_command, stream_command
 from forks import Forked
 from helpers import ROOT, TOY, tiny
 from narrator import Narrator
 from support.common.errors import BadData, command_line
 from support.engine import cpu, frozen
+from support.engine.checkpoint import Checkpoint, open_checkpoint
 from support.files.video import write_video
 
 NONSENSE = "-1"                                  # the types themselves are tested in test_common.py
@@ -120,9 +120,9 @@ def world(tmp_path, monkeypatch, no_java):
     (tmp_path / "s.jsonl").write_text(json.dumps(row))
     for name in ("p.json", "g.json"):
         (tmp_path / name).write_text(json.dumps({"a": [{"time": 2.0, "text": "You look."}]}))
-    load_once = cache(nar.load)
-    for module in (nar, stream_command):
-        monkeypatch.setattr(module, "load", load_once)
+    load = Checkpoint.narrator
+    load_once = cache(lambda *how: load(open_checkpoint(TOY), *how))
+    monkeypatch.setattr(Checkpoint, "narrator", lambda _, *how: load_once(*how))
     return tmp_path
 
 
