@@ -35,6 +35,7 @@ from support.engine.folders import fetched
 from support.common.errors import BadData
 from support.common.locks import locked
 from support.common.text import one_line
+from support.files.sources import source_of
 from support.files.video import write_video
 from test_commands import call, outcome
 from test_equalities import assert_same, constant, streamed_logits
@@ -381,7 +382,7 @@ def test_no_output_is_emptied_before_all_can_be_written(tmp_path):
     kept = tmp_path / "n.jsonl"
     kept.write_text("kept\n")
     with pytest.raises(OSError):
-        Writers(Input("", "", {"jsonl": str(kept), "srt": str(kept / "n.srt")}))
+        Writers(Input(source_of(""), "", {"jsonl": str(kept), "srt": str(kept / "n.srt")}))
     assert kept.read_text() == "kept\n"
 
 

@@ -24,7 +24,7 @@ from beyond.streams.ahead import GUESSED_WORDS
 from beyond.streams.bounds import Bounded, live_bounds, open_stream, tell_of_positions
 from beyond.streams.graphs import use_graphs
 from beyond.streams.inputs import Input, files_locked, inputs_of
-from beyond.streams.live import Camera, is_live, paced, source_option
+from beyond.streams.live import Camera, paced, source_option
 from beyond.streams.page import SMALL
 from beyond.streams.serve import HOST, PORT, Page, serve
 from beyond.streams.subtitles import Writers, timestamp
@@ -36,13 +36,13 @@ from support.common.options import (
     non_negative_int, positive_float, positive_int, trigger_options,
 )
 from support.common.progress import progress, say, say_when
-from support.common.text import without_secrets
 from support.engine.checkpoint import open_checkpoint
 from support.engine.compiled import compile_narrator
 from support.engine.cpu import speed_up
 from support.engine.frozen import find_model
-from support.files.features import check_inputs, is_features, open_frames
-from support.files.video import Video, is_pipe_or_url
+from support.files.features import check_inputs, open_frames
+from support.files.sources import Source, source_of
+from support.files.video import Video
 
 PROBE = "probe.safetensors"             # what says what the memory of the toy's narrator holds
 LOOKAHEAD = 4                           # frames in one pass, of a recording
@@ -81,7 +81,7 @@ class NarratedInput:
 
         Yields each Decision, and the JSONL row of its narration if it has one.
         """
-        live = self.given.live
+        live = self.given.source.is_live
         # Entered in this order, left in the other one: files are locked until all else is done.
         with ExitStack() as stack:
             stack.enter_context(files_locked(self.given))
@@ -107,7 +107,7 @@ class NarratedInput:
             self.first_frame = self.context.frame
             stack.callback(self.report, time.perf_counter())
             frames = self.open(narrator, encoder, args)
-            tell_of_positions(narrator, self.given.name or self.given.source, self.total or 0)
+            tell_of_positions(narrator, self.given.name or str(self.given.source), self.total or 0)
             if live:
                 stack.callback(self.video.close)
                 frames = state.live_frames(frames, self.video)
@@ -115,7 +115,7 @@ class NarratedInput:
             # A source is there when its first frame is: only then are files replaced.
             first = list(islice(frames, 1))
             if not first and self.first_frame == 0:
-                raise BadData(f"{without_secrets(self.given.source)} has no frames")
+                raise BadData(f"{self.given.source} has no frames")
             writers = stack.enter_context(Writers(self.given, state.saved_files))
             state.writers = writers
             if self.page is not None and self.first_frame > 0:
@@ -157,11 +157,10 @@ class NarratedInput:
         options = dict(args.source_option)
         if options:
             names = ", ".join(options)                  # their values may be secret
-            say_when(f"{without_secrets(source)}: FFmpeg is given {names}, and ignores what it "
-                     f"does not know")
+            say_when(f"{source}: FFmpeg is given {names}, and ignores what it does not know")
         skip = self.first_frame                         # of a recording: these are narrated already
         open_video = partial(Video, options=options)
-        if self.given.live:
+        if source.is_live:
             open_video = partial(Camera, options=options, retries=args.retries)
             skip = 0
         frames, self.total, self.video = open_frames(
@@ -192,12 +191,11 @@ class NarratedInput:
 
 def check_options(args: argparse.Namespace) -> None:
     """Refuse what cannot work, before anything is loaded."""
-    live = is_live(args.input[0], args.live)
-    first = without_secrets(args.input[0])
+    first = args.input[0]
     if len(args.input) > 1:
         for source in args.input:
-            if is_live(source, args.live) or is_pipe_or_url(source):
-                raise BadData(f"{without_secrets(source)}: is no file, and the next input would "
+            if source.kind in ("live", "pipe"):
+                raise BadData(f"{source}: is no file, and the next input would "
                               f"wait for its end; start a process for each")
         if args.serve is not None:
             raise BadData("--serve shows one input; give one, or --html FOLDER for a page of each")
@@ -207,16 +205,17 @@ def check_options(args: argparse.Namespace) -> None:
     if args.serve is not None and args.state and not args.jsonl:
         raise BadData("--serve with --state needs --jsonl FILE: after a restart, the page has the "
                       "earlier sentences from there")
-    if live and (args.pace or (args.lookahead or 1) > 1):
+    if first.is_live and (args.pace or (args.lookahead or 1) > 1):
         raise BadData(f"--pace and --lookahead are for recordings; {first} is live")
-    if not live and not is_pipe_or_url(args.input[0]):
+    if first.kind in ("video", "features"):
         check_inputs(args.input)
 
 
 def run_inputs(args: argparse.Namespace) -> None:
+    args.input = [source_of(given, args.live) for given in args.input]
     check_options(args)
     inputs = inputs_of(args)
-    live = inputs[0].live
+    live = args.input[0].is_live
     if args.lookahead is None:
         args.lookahead = 1 if live or args.pace or args.explain else LOOKAHEAD
     streams = []
@@ -227,7 +226,7 @@ def run_inputs(args: argparse.Namespace) -> None:
         url = serve(streams[0].page, args.serve)
         say(f"page: {url}")
 
-    model = args.model or default_model(args, live)
+    model = args.model or default_model(args.input)
     narrator, encoder = load_models(model, args, live)
     probe = None
     if (Path(model) / PROBE).exists():                      # the toy's alone have one
@@ -253,17 +252,17 @@ def run_inputs(args: argparse.Namespace) -> None:
             time.sleep(3600)
 
 
-def default_model(args: argparse.Namespace, live: bool) -> str:
+def default_model(sources: list[Source]) -> str:
     """The narrator of a command without --model: the bundled one for the toy's videos and for
     features, the authors' one for all other videos.
     """
-    for source in args.input:
-        if is_features(source):
+    for source in sources:
+        if source.kind == "features":
             continue
-        if live or is_pipe_or_url(source):
+        if source.kind != "video":
             return AUTHORS
         try:
-            size = Video(source).size
+            size = Video(source.given).size
         except BadData:                                 # said when it is its turn
             continue
         if size != TOY_SIZE:
@@ -279,7 +278,7 @@ def load_models(model: str, args: argparse.Namespace,
     what else there is.
     """
     device, dtype = device_and_dtype(args.device, args.dtype)
-    has_videos = not all(is_features(source) for source in args.input)
+    has_videos = any(source.kind != "features" for source in args.input)
     chooses = args.dtype == "auto" and device == "cpu"
     if chooses:
         dtype = None                                    # what is faster here

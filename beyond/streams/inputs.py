@@ -8,13 +8,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from beyond.streams.live import is_live
 from support.common.disk import check_distinct, check_writable
 from support.common.errors import BadData
 from support.common.locks import locked
 from support.common.text import without_controls
-from support.files.features import file_and_name
 from support.files.own_videos import NARRATIONS
+from support.files.sources import Source
 
 FORMS = ("jsonl", "srt", "vtt", "trace", "html", "state")      # options that name output files
 WRITTEN = FORMS[:4]                                     # line by line, as the stream goes on
@@ -24,15 +23,12 @@ WRITTEN = FORMS[:4]                                     # line by line, as the s
 class Input:
     """One input of a command line, and where its narrations go.
 
-    source      as given
     name        of its outputs; "" of a single input
     files       {one of FORMS: path}, those that are asked for
-    live        its newest pictures count, and it cannot be read again
     """
-    source: str
+    source: Source
     name: str
     files: dict[str, str]
-    live: bool = False
 
 
 def inputs_of(args: Namespace) -> list[Input]:
@@ -45,20 +41,18 @@ def inputs_of(args: Namespace) -> list[Input]:
     options = {form: getattr(args, form) for form in FORMS if getattr(args, form)}
     inputs = []
     for source in args.input:
-        live = is_live(source, args.live)
         if len(args.input) == 1:
-            inputs.append(Input(source, "", options, live))
+            inputs.append(Input(source, "", options))
             continue
         name = name_of(source)
         if name in [other.name for other in inputs]:
             raise BadData(f"several inputs are called {name}; rename one of them, or narrate "
                           f"it in another command, so that their outputs differ")
-        inputs.append(Input(source, name, files_in_folders(name, options), live))
+        inputs.append(Input(source, name, files_in_folders(name, options)))
 
     outputs = [file for given in inputs for file in given.files.values()]
     for given in inputs:
-        source, _ = file_and_name(given.source)
-        check_distinct("" if given.live else source, *outputs)
+        check_distinct("" if given.source.is_live else given.source.path, *outputs)
         for form, path in given.files.items():
             check_writable(path, in_place=form in WRITTEN)
         # a stream that continues from its state continues its files, too
@@ -78,10 +72,9 @@ def files_locked(given: Input) -> Iterator[None]:
         yield
 
 
-def name_of(source: str) -> str:
+def name_of(source: Source) -> str:
     """The name of an input's outputs: a.mp4 is called a, and a.safetensors:NAME is called NAME."""
-    path, tensor = file_and_name(source)
-    return without_controls(Path(tensor or path).stem)
+    return without_controls(Path(source.tensor or source.path).stem)
 
 
 def files_in_folders(name: str, folders: dict[str, str]) -> dict[str, str]:
@@ -98,7 +91,7 @@ def check_own_narrations(given: Input) -> None:
 
     `train.py --data FOLDER` takes such a file for narrations that people wrote.
     """
-    video = Path(os.path.realpath(file_and_name(given.source)[0]))
+    video = Path(os.path.realpath(given.source.path))
     for file in given.files.values():
         path = Path(os.path.realpath(file))
         beside_video = path.parent == video.parent and path.stem == video.stem

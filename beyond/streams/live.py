@@ -13,7 +13,6 @@ comes, the oldest is dropped. While no pictures come there are none: no black on
 """
 from __future__ import annotations
 
-import re
 import sys
 import time
 from argparse import ArgumentTypeError
@@ -31,11 +30,7 @@ from torch import Tensor
 from support.common.errors import BadData
 from support.common.progress import say_when
 from support.common.text import without_secrets
-from support.files.video import PATIENCE, is_pipe_or_url, to_rgb, upright_size, video_stream
-
-LIVE = re.compile(
-    r"(?is)camera(:.+)?|/dev/video.*|lavfi:.+|(?!(https?|file):)[a-z][a-z0-9+.-]+://.*"
-)
+from support.files.video import PATIENCE, to_rgb, upright_size, video_stream
 
 QUEUE = 4                               # pictures that wait for the narrator
 LONGEST_PAUSE = 30                      # seconds between two attempts to open it again
@@ -67,20 +62,7 @@ OPTIONS = {
 }
 
 
-# ---------------------------------------------------------------------- what an input is
-
-def is_live(source: str, live: bool = False) -> bool:
-    """Whether an input is live, by its name or by --live (`live`).
-
-    Raises BadData if --live is given for a file.
-    """
-    if LIVE.fullmatch(source):
-        return True
-    if live and not is_pipe_or_url(source):
-        raise BadData(f"{without_secrets(source)}: --live is for what comes as it happens; "
-                      f"a file is narrated in full without it")
-    return live
-
+# ---------------------------------------------------------------------- options
 
 def address(source: str, given: dict[str, str]) -> tuple[str, str | None, dict[str, str]]:
     """What FFmpeg opens for a live source: file, format, options.

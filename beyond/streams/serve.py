@@ -33,8 +33,6 @@ from beyond.streams.inputs import Input
 from beyond.streams.page import Record, make_page, video_source
 from support.common.disk import read_jsonl, write_text
 from support.common.errors import BadData
-from support.common.text import without_secrets
-from support.files.features import is_features
 
 HOST = "127.0.0.1"
 PORT = 8765
@@ -49,10 +47,11 @@ class Page(AbstractContextManager):
         source = given.source
         self.path = given.files.get("html")
         self.record = Record()
-        self.shows_pictures = not is_features(source)
-        recorded = not given.live and Path(source).is_file()
-        self.video = Path(source) if recorded and self.shows_pictures else None
-        self.title = Path(source).name if recorded else without_secrets(source)
+        self.shows_pictures = source.kind != "features"
+        self.video = source.path if source.kind == "video" else None
+        self.title = str(source)
+        if source.kind in ("video", "features"):
+            self.title = Path(source.given).name
 
         self.news = Condition()                     # of all that `tell` changes
         self.events = deque(maxlen=LATE)            # the newest, as JSON

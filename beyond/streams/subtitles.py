@@ -64,7 +64,7 @@ class Writers:
         # All files can be written: only now are they cut.
         for form, file in self.files.items():
             length = 0
-            if given.live:
+            if given.source.is_live:
                 length = None
             elif saved:
                 length = saved["bytes"][form]

@@ -24,7 +24,6 @@ everything shows damage.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -43,9 +42,7 @@ from support.common.disk import expecting, write_tensors
 from support.common.errors import BadData, first_line
 from support.common.progress import say
 from support.common.seal import digest_of, digest_of_file, refuse_if_changed
-from support.common.text import without_secrets
-from support.files.video import is_pipe_or_url
-from support.files.features import file_and_name
+from support.files.sources import Source
 
 FORMAT = 5
 # seconds between two saves, roughly; a live source is also saved after each narration
@@ -96,14 +93,14 @@ class State:
         self.context = context
         if self.path is None:
             return True
-        self.whose = identity(context.narrator, self.given.source, self.given.live)
+        self.whose = identity(context.narrator, self.given.source)
         if not self.path.exists():
             return True
         header, tensors = read_state(self.path)
         with expecting(self.path, "a state of this program"):
             refuse_if_changed(str(self.path), header["whose"], self.whose,
                               "give the same, or another --state")
-            if self.given.live:
+            if self.given.source.is_live:
                 # its files keep what came after the save: no number comes twice
                 newer = written_since(self.given, header["files"]["bytes"])
                 header["stream"]["frame"] += newer.pop("trace")
@@ -111,13 +108,13 @@ class State:
             else:
                 check_files(self.path, self.given, header["files"])
             if header["done"]:
-                name = without_secrets(self.given.source)
-                say(f"{self.path}: {name} is narrated to its end; delete it to begin anew")
+                say(f"{self.path}: {self.given.source} is narrated to its end; delete it to begin "
+                    f"anew")
                 return False
             unpack(context, header["stream"], tensors)
             self.saved_files = header["files"]
             self.live_clock = header["live"]
-        if self.given.live:
+        if self.given.source.is_live:
             context.restart()                  # the camera may show something else by now
         say(f"{self.path}: goes on after {context.frame} frames, {context.segment} narrations")
         return True
@@ -145,7 +142,7 @@ class State:
 
         narrated    whether the frame before has a narration
         """
-        after_live_narration = narrated and self.given.live
+        after_live_narration = narrated and self.given.source.is_live
         long_ago = time.monotonic() - self.save_time >= EVERY
         if self.path is None or self.context.guessed:
             return
@@ -156,7 +153,7 @@ class State:
         """Save the stream, after the last frame."""
         if self.path:
             # a live source never is done: the next command appends to its files
-            self.save(done=not self.given.live)
+            self.save(done=not self.given.source.is_live)
 
     def save(self, done: bool = False) -> None:
         """Write the file; done: the recording is narrated to its end. Nothing goes on from before the
@@ -257,26 +254,25 @@ def tensors_of(context: Bounded) -> tuple[str, ...]:
 
 # ---------------------------------------------------------------------- whose state it is
 
-def identity(narrator, source: str, live: bool) -> dict:
+def identity(narrator, source: Source) -> dict:
     """What must be the same when a stream is resumed: {name used in messages: value}."""
-    same = {"source": source_signature(source, live), "narrator": narrator.mark}
+    same = {"source": source_signature(source), "narrator": narrator.mark}
     for name, value in asdict(narrator.config).items():
         if name not in FREE and name not in narrator.config.MODEL_NAMES:
             same[name] = value
     return same
 
 
-def source_signature(source: str, live: bool) -> str:
+def source_signature(source: Source) -> str:
     """The digest of a file, because it may be moved. FILE.safetensors:NAME: and :NAME.
 
     Of any other source, its name without what may be secret, and a digest of what is behind the
     password, which tells two cameras of one recorder apart.
     """
-    path, tensor = file_and_name(source)
-    if not live and not is_pipe_or_url(source) and os.path.isfile(path):
-        return digest_of_file(path) + (f":{tensor}" if tensor else "")
-    behind_user = source.rpartition("@")[2]                     # a password may be changed
-    return f"{without_secrets(source)} {digest_of(behind_user)[:12]}"
+    if source.kind in ("video", "features") and source.path.is_file():
+        return digest_of_file(source.path) + (f":{source.tensor}" if source.tensor else "")
+    behind_user = source.given.rpartition("@")[2]               # a password may be changed
+    return f"{source} {digest_of(behind_user)[:12]}"
 
 
 def check_files(path: Path, given: Input, saved: dict) -> None:

@@ -10,7 +10,6 @@ header      what such a file says of itself: duration, fps, the settings of its 
 """
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,25 +27,10 @@ from support.common.disk import expecting, read_json
 from support.common.errors import BadData
 from support.common.iterate import chunks, prefetch
 from support.common.seal import digest_of, refuse_if_changed
+from support.files.sources import Source
 from support.files.video import Video
 
 # ------------------------------------------------------------------------------------------- files
-
-
-def file_and_name(spec: str) -> tuple[Path, str | None]:
-    """FILE.safetensors:NAME -> the file, and the name of a tensor in it. All else: itself, None."""
-    match = re.fullmatch(r"(.+?\.safetensors):(.*)", spec, re.IGNORECASE | re.DOTALL)
-    if match:
-        return Path(match[1]), match[2]
-    return Path(spec), None
-
-
-def is_features(spec: str) -> bool:
-    """Whether an argument names frame features, not a video: FILE.safetensors,
-    FILE.safetensors:NAME or FILE.pt.
-    """
-    path, _ = file_and_name(spec)
-    return path.suffix.lower() in (".safetensors", ".pt")
 
 
 READ = "what is read is .safetensors, or .pt with one tensor [frames, tokens, width]"
@@ -136,20 +120,19 @@ def check_features(path: Path, x: Tensor) -> None:
         raise BadData(f"{path}: features contain NaN or infinite values; extract them again")
 
 
-def load_features(spec: str, config) -> Tensor:
+def load_features(source: Source, config) -> Tensor:
     """Frame features [T, J, D] on the CPU, in the floating point format in which they are stored.
 
-    spec        FILE.safetensors (with one tensor), FILE.safetensors:NAME, or FILE.pt (a tensor;
+    source      FILE.safetensors (with one tensor), FILE.safetensors:NAME, or FILE.pt (a tensor;
                 read with weights_only)
     config      the settings of the narrator that they are for
 
     Raises BadData if the file does not hold such features.
     """
-    path, name = file_and_name(spec)
-    with open_features(path, name) as (frames, header):
+    with open_features(source.path, source.tensor) as (frames, header):
         x = frames[:]
-        check_features(path, x)
-        check_fit(spec, float(header.get("fps", config.fps)), x.shape, config)
+        check_features(source.path, x)
+        check_fit(source.given, float(header.get("fps", config.fps)), x.shape, config)
         check_encoder(header, config)
     return x
 
@@ -157,7 +140,7 @@ def load_features(spec: str, config) -> Tensor:
 # ----------------------------------------------------------------------------- pictures to features
 
 
-def check_inputs(sources: list[str]) -> None:
+def check_inputs(sources: list[Source]) -> None:
     """BadData if none of the files can be read; a video's first pictures are decoded.
 
     If at least one of several can be read, the others are reported when their turn comes.
@@ -165,17 +148,17 @@ def check_inputs(sources: list[str]) -> None:
     first_problem = None
     for source in sources:
         try:
-            if not is_features(source):
-                Video(source)
+            if source.kind == "video":
+                Video(source.given)
                 return
-            with open_features(*file_and_name(source)):
+            with open_features(source.path, source.tensor):
                 return
         except BadData as error:
             first_problem = first_problem or error
     raise first_problem
 
 
-def open_frames(source: str, config, encode: Callable[[Tensor], Tensor], batch: int = 1,
+def open_frames(source: Source, config, encode: Callable[[Tensor], Tensor], batch: int = 1,
                 largest: int | None = None, open_video: Callable = Video,
                 skip: int = 0) -> tuple[Iterator[Tensor], int | None, Video | None]:
     """Open a video or a feature file -> (frame tokens, number of frames, video).
@@ -190,11 +173,11 @@ def open_frames(source: str, config, encode: Callable[[Tensor], Tensor], batch: 
     open_video          a function (source, fps, largest); cameras have another one (live.py)
     skip                omit the first `skip` frames
     """
-    if is_features(source):
+    if source.kind == "features":
         x = load_features(source, config)
         return iter(x[skip:]), len(x), None
     # in a thread, because Ctrl-C does not reach FFmpeg while it waits for a pipe
-    video = next(prefetch((open_video(source, config.fps, largest) for _ in range(1)), 1))
+    video = next(prefetch((open_video(source.given, config.fps, largest) for _ in range(1)), 1))
     pictures = video
     if isinstance(video, Video):               # other sources have a thread already
         pictures = prefetch(video, 2 * batch)

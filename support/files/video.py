@@ -30,6 +30,7 @@ from support.common.errors import BadData
 from support.common.progress import say
 from support.common.text import without_secrets
 from support.files.clock import Decoded, presented
+from support.files.sources import source_of
 
 # seconds; Matroska rounds the times of this picture and of the first to milliseconds
 TOLERANCE = 0.0012
@@ -51,7 +52,6 @@ COPY_RATE = 25
 COPY_CRF = 30
 # of a playlist without its last line: all of it, until it has been asked in vain so often for more
 PLAYLIST_OPTIONS = {"live_start_index": "0", "m3u8_hold_counters": "2"}
-PIPE_OR_URL = re.compile(r"(?is)-|https?://.*")
 
 
 class Video:
@@ -259,11 +259,6 @@ def is_sorted(times: Iterable[int | None]) -> bool:
     return known == sorted(known)
 
 
-def is_pipe_or_url(source: str) -> bool:
-    """Whether an input comes through a pipe or the network. It is a recording without --live."""
-    return PIPE_OR_URL.fullmatch(source) is not None
-
-
 def open_file(path: str | Path, options: dict[str, str] | None = None):
     """The open container of a video; `options` are FFmpeg's.
 
@@ -275,7 +270,7 @@ def open_file(path: str | Path, options: dict[str, str] | None = None):
     timeout = None                             # whoever writes into a pipe may rest
     if source == "-":
         file = "pipe:0"
-    elif is_pipe_or_url(source):
+    elif source_of(source).kind == "pipe":
         file = source
         options = {"reconnect": "1"} | options
         timeout = (PATIENCE, PATIENCE)

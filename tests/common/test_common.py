@@ -30,6 +30,7 @@ from support.common.errors import BadData, NotDownloaded, command_line
 from support.common.options import non_negative, positive_int
 from support.common.progress import progress
 from support.common.text import one_line, without_secrets
+from support.files.sources import source_of
 
 needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 
@@ -159,7 +160,7 @@ def test_a_file_of_tensors_is_as_other_files(tmp_path):
 
 def test_no_output_ends_in_half_a_line(tmp_path):
     """Where one can grow no more. All files are closed."""
-    given = Input("", "", {"jsonl": str(tmp_path / "a.jsonl"), "trace": str(tmp_path / "b.jsonl")})
+    given = Input(source_of(""), "", {"jsonl": str(tmp_path / "a.jsonl"), "trace": str(tmp_path / "b.jsonl")})
     with no_room(), pytest.raises(BadData, match="[ab].jsonl: cannot be written .*too large"):
         with Writers(given) as writers:
             for n in range(100):

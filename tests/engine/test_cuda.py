@@ -7,6 +7,7 @@ from helpers import ROOT, TOY, tiny, video
 from stream import narrate
 from beyond.streams.bounds import open_stream
 from support.files.features import open_frames
+from support.files.sources import source_of
 from test_golden import CUT, MODELS, features, load, read
 
 pytestmark = [pytest.mark.cuda,
@@ -35,7 +36,7 @@ def test_the_bundled_narrator(source, lookahead):
     sentences = []
     for device in ("cpu", "cuda"):
         model = nar.load(str(TOY), device=device).merge()
-        kitchen = str(ROOT / "toy" / "kitchen.mp4")
+        kitchen = source_of(str(ROOT / "toy" / "kitchen.mp4"))
         frames = open_frames(kitchen, model.config, model.vision_encoder(), 4)[0]
         x = [frame for frame, _ in zip(frames, range(60))]
         if source == "features":                # of a file: on the processor

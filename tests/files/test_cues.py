@@ -14,6 +14,7 @@ from support.files.cues import read_cues, srt_text
 from support.files.narrations import read_predictions, read_truth
 from support.files.own_videos import read_sentences
 from support.files.sentences import Notes
+from support.files.sources import source_of
 
 SRT = """\ufeff1
 00:00:00,000 --> 00:00:01,500
@@ -141,7 +142,8 @@ def test_json_of_another_kind_is_refused(tmp_path, content):
 
 def test_two_streams_in_one_file_are_refused(tmp_path):
     """As a camera appends them, without --state."""
-    live = Input("camera", "", {form: str(tmp_path / f"b.{form}") for form in ("jsonl", "srt", "vtt")}, True)
+    live = Input(source_of("camera"), "", {form: str(tmp_path / f"b.{form}")
+                                           for form in ("jsonl", "srt", "vtt")})
     for _ in range(2):
         with Writers(live) as writers:
             for n in range(2):
@@ -174,7 +176,7 @@ def random_rows(seed: int) -> list[dict]:
 def written(folder, rows) -> dict:
     """{form: file} of rows as stream.py writes them."""
     files = {form: str(folder / f"a.{form}") for form in ("jsonl", "srt", "vtt")}
-    with Writers(Input("a.mp4", "", files)) as writers:
+    with Writers(Input(source_of("a.mp4"), "", files)) as writers:
         for row in rows:
             writers.sentence(row)
     return {form: folder / f"a.{form}" for form in files}

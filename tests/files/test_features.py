@@ -14,13 +14,14 @@ from safetensors.torch import save_file
 from narrator import Config
 from support.common.errors import BadData
 from support.files import features
-from support.files.features import is_features, load_features
+from support.files.features import load_features
+from support.files.sources import source_of
 
 def test_features_and_videos_are_distinguished():
     for spec in ("a.safetensors", r"C:\x\a.safetensors", "a.safetensors:b:c", "a.PT"):
-        assert is_features(spec), spec
+        assert source_of(spec).kind == "features", spec
     for spec in ("a.mp4", "pt", "a.pt.mp4", "a.safetensors.mkv", "safetensors:b.mp4", "a.pth"):
-        assert not is_features(spec), spec
+        assert source_of(spec).kind == "video", spec
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -34,11 +35,11 @@ def test_features_are_loaded_as_stored(tmp_path, dtype):
                 "x.pt": x}
     for spec, tensor in expected.items():
         spec = str(tmp_path / spec)
-        loaded = load_features(spec, Config(width=16))
+        loaded = load_features(source_of(spec), Config(width=16))
         assert loaded.dtype == dtype and torch.equal(loaded, tensor)
         for wanted in ({"grid": 2, "width": 16}, {"width": 1024}):
             with pytest.raises(BadData, match="are 16 wide with 10 tokens a frame, .* needs"):
-                load_features(spec, Config(**wanted))
+                load_features(source_of(spec), Config(**wanted))
 
 
 def test_what_features_say_of_themselves(tmp_path):
@@ -53,7 +54,7 @@ def test_what_features_say_of_themselves(tmp_path):
             (ours, "/models/dinov2", "they are of hub/siglip, .* through /models/dinov2; encode")):
         save_file({"features": torch.ones(5, 10, 16)}, path, header)
         with pytest.raises(BadData, match=message) if message else nullcontext():
-            load_features(str(path), Config(width=16, vision=vision))
+            load_features(source_of(str(path)), Config(width=16, vision=vision))
     write_metadata(tmp_path, {"v": {"duration": 2.0, "path": "a.safetensors"}})
     assert features.Store(tmp_path, {}).find("v").header == ours
 
@@ -98,7 +99,7 @@ def bad_features(tmp_path_factory):
 def test_features_that_cannot_be_used_are_named(bad_features, spec, message):
     """In one line, which says what is read, whether they are read whole or by range."""
     with pytest.raises(BadData, match=message) as error:
-        load_features(str(bad_features / spec), Config())
+        load_features(source_of(str(bad_features / spec)), Config())
     assert "\n" not in str(error.value)
     if ":" not in spec and "gone" not in spec and "many" not in spec:
         write_metadata(bad_features, {"v": {"duration": 2.5, "path": spec}})

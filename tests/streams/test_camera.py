@@ -26,6 +26,7 @@ from beyond.streams.inputs import Input
 from beyond.streams.live import Camera
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
+from support.files.sources import source_of
 from support.files.video import Video
 from test_data import write_toy
 from test_live import arguments, until
@@ -130,7 +131,7 @@ def test_sentences_are_those_of_the_film_and_go_on_after_an_outage(
     live_bounds(narrator)
     eyes = Eyes(narrator)
     files = {"jsonl": str(tmp_path / "a.jsonl"), "trace": str(tmp_path / "a.trace")}
-    run = stream_command.NarratedInput(Input(server.url, "", files, live=True))
+    run = stream_command.NarratedInput(Input(source_of(server.url), "", files))
     decisions = run.decisions(narrator, eyes, arguments("--source-option=stimeuot=5"))
     before = list(islice(decisions, 18))
     server.process.kill()

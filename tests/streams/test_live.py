@@ -19,13 +19,14 @@ import pytest
 from beyond.commands import stream_command
 from helpers import ROOT, TOY, copy_packets, tiny
 from beyond.streams import live, suspend
-from beyond.streams.live import Camera, address, is_live
+from beyond.streams.live import Camera, address
 from beyond.streams.inputs import Input
 from beyond.streams.subtitles import cut
 from support.common.disk import read_jsonl as rows_of
 from support.common.errors import BadData
 from support.common.iterate import prefetch
-from support.files.video import Video, is_pipe_or_url
+from support.files.sources import source_of
+from support.files.video import Video
 from test_commands import call
 from test_data import write_toy
 from test_video import number, picture_of
@@ -154,11 +155,12 @@ def test_what_is_live():
              "file:///a.mp4"]
     if_asked = ["-", "http://a/b.mp4", "HTTPS://a"]
     every = live_ones + files + if_asked
-    assert [source for source in every if is_live(source)] == live_ones
-    assert [source for source in every if is_pipe_or_url(source)] == if_asked
-    assert all(is_live(source, True) for source in if_asked)
+    kinds = {kind: [given for given in every if source_of(given).kind == kind]
+             for kind in ("live", "pipe")}
+    assert kinds == {"live": live_ones, "pipe": if_asked}
+    assert all(source_of(given, live=True).is_live for given in if_asked)
     with pytest.raises(BadData, match="--live"):
-        is_live("a.mp4", True)
+        source_of("a.mp4", live=True)
 
 
 def test_options_of_ffmpeg():
@@ -332,7 +334,7 @@ def narrate_live(folder, model, names, count, eyes=Eyes()):
     """Narrate `count` frames of a live source, with these output files in a folder -> its input,
     and its Decisions and rows."""
     files = {name: str(folder / name) for name in names}
-    run = stream_command.NarratedInput(Input(lavfi(25), "", files, live=True))
+    run = stream_command.NarratedInput(Input(source_of(lavfi(25)), "", files))
     items = run.decisions(model, eyes, arguments())
     first_items = list(islice(items, count))
     items.close()

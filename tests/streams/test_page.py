@@ -25,6 +25,7 @@ from beyond.streams.bounds import open_stream
 from beyond.streams.inputs import Input
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
+from support.files.sources import source_of
 from support.files.video import Video, small_copy
 from toy.places import kitchen_of
 from toy.probe import PLAIN, name_of_thing
@@ -94,7 +95,7 @@ def embedded(page: str) -> dict:
 
 
 def page_of(source="rtsp://user:secret@10.0.0.7/door?password=x") -> serve.Page:
-    return serve.Page(Input(str(source), "", {}, live="://" in str(source)))
+    return serve.Page(Input(source_of(str(source)), "", {}))
 
 
 def feed(page: serve.Page, trace: list[dict], said: list[dict]):

@@ -26,6 +26,7 @@ from support.common.seal import digest_of
 from support.common.disk import read_jsonl as rows_of
 from support.common.errors import BadData
 from support.files.features import open_frames
+from support.files.sources import source_of
 from test_commands import call
 from test_live import arguments, at_every_frame, narrate_live
 
@@ -107,7 +108,7 @@ def test_skipped_pictures(batch):
         frames = len(pictures)
 
     def tokens(skip):
-        frames, total, _ = open_frames("a.mp4", Config(), vision, batch, skip=skip,
+        frames, total, _ = open_frames(source_of("a.mp4"), Config(), vision, batch, skip=skip,
                                        open_video=lambda *_: Pictures(pictures))
         assert total == len(pictures)
         return [x.tolist() for x in frames]
@@ -196,7 +197,7 @@ class Half:
 
     def decisions(self):
         """As the command makes them."""
-        stream = stream_command.NarratedInput(Input(str(self.source), "", self.files))
+        stream = stream_command.NarratedInput(Input(source_of(str(self.source)), "", self.files))
         return stream.decisions(self.model, None, self.args)
 
     def stop_after(self, count):
@@ -291,7 +292,7 @@ def test_a_state_of_another_stream_is_refused(half, message):
 
 def test_addresses_are_told_apart_and_not_shown():
     """Two cameras of one recorder; a password may be changed."""
-    one, other, same = (suspend.source_signature(f"rtsp://{address}", True) for address in (
+    one, other, same = (suspend.source_signature(source_of(f"rtsp://{address}")) for address in (
         "me:secret@nvr/ch1?key=hidden", "me:secret@nvr/ch2?key=hidden", "me:new@nvr/ch1?key=hidden"))
     assert one == same != other
     assert one.startswith("rtsp://nvr/... ")
@@ -352,7 +353,7 @@ def test_an_output_may_be_added_to_those_of_a_camera(tmp_path):
 
 def test_nothing_is_saved_before_the_first_frame(tmp_path):
     """Of a camera that never had a picture."""
-    state = suspend.State(Input("camera", "", {"state": str(tmp_path / "s")}, live=True))
+    state = suspend.State(Input(source_of("camera"), "", {"state": str(tmp_path / "s")}))
     assert state.resume(open_stream(at_every_frame()))
     state.end()
     assert not (tmp_path / "s").exists()
