@@ -13,8 +13,6 @@ import data
 import evaluate
 import narrator as nar
 from beyond.baselines import context_class
-from beyond.baselines.caches import compared_stream, kind_of_cache
-from stream import Context
 from beyond.streams.bounds import open_stream, tell_of_positions
 from beyond.training.delays import course_of, means_of_courses
 from support.common.devices import device_and_dtype, rank
@@ -246,17 +244,18 @@ def run_stream(args: argparse.Namespace):
     narrator, vision, samples = narrator_and_samples(args, args.model, streaming=True)
     longest = max(samples, key=lambda sample: sample.num_frames)
     tell_of_positions(narrator, longest.name, longest.num_frames)
-    new_stream(narrator, args)                      # refuses what cannot be
+    open_stream(narrator)                           # refuses what cannot be
     settings = settings_of_rows(args, narrator)
-    settings |= {"static": args.static, "cache": args.cache}
+    settings["static"] = args.static
     narrator = narrator.merge()
     speed_up(narrator)
     truths = {sample.name: sample for sample in samples}
 
     def narrate(sample: data.Sample) -> list[dict]:
         data.check_sample(sample, narrator.config)
-        return evaluate.self_conditioned(narrator, sample, vision, args.static,
-                                         new_stream(narrator, args), args.lookahead)
+        context = open_stream(narrator, lookahead=args.lookahead)
+        return evaluate.self_conditioned(narrator, sample, vision, args.static, context,
+                                         args.lookahead)
 
     def measure(rows: dict[str, list[dict]]) -> Measured:
         predictions = {name: evaluate.to_predictions(rows[name]) for name in rows}
@@ -266,13 +265,6 @@ def run_stream(args: argparse.Namespace):
     if rank()[0] == 0:
         for name in list(rows)[:args.show]:
             print_sentences(truths[name], evaluate.to_predictions(rows[name]))
-
-
-def new_stream(narrator: nar.Narrator, args: argparse.Namespace) -> Context:
-    """A stream with the cache of --cache. BadData if the narrator cannot have that one."""
-    if args.cache == "plain":
-        return open_stream(narrator, lookahead=args.lookahead)
-    return compared_stream(narrator, args.cache)
 
 
 # ---------------------------------------------------------------------- teacher forcing (§4.1)
@@ -360,10 +352,6 @@ def main():
     group.add_argument("--lookahead", type=positive_int, default=4, metavar="K",
                        help="frames in one pass of the language model; the narrations are the same "
                             "in float32, in bfloat16 up to rounding (default %(default)s)")
-    group.add_argument("--cache", type=kind_of_cache, default="plain", metavar="KIND",
-                       help="for comparison: after each narration compact positions (compacted: "
-                            "as App. B.3 warns of; rotated: and rotate kept keys), or, without a "
-                            "memory, keep the prompt and the latest N tokens (a number)")
     streams.add_argument("--show", type=non_negative_int, default=0, metavar="N",
                          help="print the sentences of N videos, true and written")
     streams.set_defaults(run=run_stream)

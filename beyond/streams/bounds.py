@@ -32,9 +32,9 @@ import torch
 from torch import Tensor
 
 from beyond.baselines import context_class
-from beyond.baselines.rotations import rotate_keys, rotation_frequencies
-from narrator import NARRATION, PROMPT, VISUAL, Narrator
 from beyond.streams.ahead import Ahead
+from beyond.streams.rotations import rotate_keys, rotation_frequencies
+from narrator import NARRATION, PROMPT, VISUAL, Narrator
 from support.common.errors import BadData
 from support.engine.family import most_positions, warn_of_positions
 from support.common.text import without_secrets

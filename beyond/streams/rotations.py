@@ -1,5 +1,5 @@
-"""Keys that are moved to other positions than those at which they were fed: in caches that are compared
-(caches.py), and where the positions of a stream without end are turned back (beyond/streams/bounds.py).
+"""Keys that are moved to other positions than those at which they were fed, where the positions of a
+stream without end are turned back (bounds.py).
 """
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from stream import Cache
 from support.common.errors import BadData
 
 
-def rotate_keys(cache: Cache, first: int, back: int | Tensor, frequencies: Tensor) -> None:
-    """Move the n tokens from number `first` on back by `back` positions (< 0: forward), all alike
-    or each by its own [n].
+def rotate_keys(cache: Cache, first: int, back: int, frequencies: Tensor) -> None:
+    """Move the n tokens from number `first` on back by `back` positions (< 0: forward).
 
     With R(p) the rotation for position p: R(p - back) k = R(-back) R(p) k.
 
@@ -21,7 +20,7 @@ def rotate_keys(cache: Cache, first: int, back: int | Tensor, frequencies: Tenso
                     errors grow with the angle
     """
     half = len(frequencies)
-    angles = torch.as_tensor(back)[..., None] * frequencies             # [c/2] or [n, c/2]
+    angles = back * frequencies                                         # [c/2]
     for keys in cache.keys.values():
         k = keys[0, :, first:]                                          # [G, n, c], a view
         cos = angles.cos().float().to(k.device)
