@@ -1,17 +1,27 @@
 """Options that several commands have, each written once, and the types of their values."""
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import SUPPRESS, Action, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from pathlib import Path
 
 from support.common.devices import DTYPES
 from support.common.errors import BadData
 from support.common.text import without_secrets
+from support.common.version import versions
 
 
 DEFAULT_MODEL = str(Path(__file__).parents[2] / "toy" / "checkpoint")   # the bundled narrator
 DATASETS = ("toy", "ego4d", "egoexo4d", "ek100")
+
+
+class Version(Action):
+    """--version: git is asked when it is given, not whenever a command starts."""
+
+    def __call__(self, parser: ArgumentParser, *given):
+        words = [f"{name} {version}" for name, version in versions().items()]
+        print("FlowNar, " + ", ".join(words))
+        parser.exit()
 
 
 class Parser(ArgumentParser):
@@ -20,6 +30,11 @@ class Parser(ArgumentParser):
     A wrong command line gets one line, which names --help: the usage has 20 lines. Secrets are
     hidden, because the wrong argument may be an address with a password.
     """
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.add_argument("--version", action=Version, nargs=0, dest=SUPPRESS, default=SUPPRESS,
+                          help="print the commit, and the versions of Python and packages")
 
     def error(self, message: str):
         self.exit(2, f"{self.prog}: error: {without_secrets(message)}; see --help\n")
