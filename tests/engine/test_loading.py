@@ -30,6 +30,7 @@ print((resident() - before) / weights)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux")
 @pytest.mark.skipif(not multiplies_bf16(), reason="this processor does not multiply bf16")
 def test_packed_weights_are_held_once():

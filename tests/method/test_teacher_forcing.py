@@ -72,12 +72,9 @@ def assert_segments_go_on(model, x, narrations):
 
 @pytest.mark.parametrize("variant", [
     {},
-    {"last_k": 1},
     {"memory": "none", "prune": False},
-    {"memory": "recent"},
     {"readout": "cls", "keep_newline": True, "last_k": 1},
     {"last_k": 0, "narration_memory": 4},
-    {"grid": 0},
 ], ids=str)
 @torch.no_grad()
 def test_segments_go_on_from_the_keys_and_values(variant):
@@ -115,7 +112,7 @@ def test_how_early_or_late_a_segment_ends():
 
     all_p_skip = torch.cat([p_skip for *_, p_skip in segments]).sort().values
     found = set()
-    for theta in [0.0, *(all_p_skip[1:16] + all_p_skip[:15]).div(2).tolist()]:
+    for theta in [0.0, *(all_p_skip[1:16:2] + all_p_skip[:15:2]).div(2).tolist()]:
         _, *scores = evaluate.score_segments(model, x, narrations, theta)
         for score, (begin, end, latest, p_skip), (_, ids) in zip(scores, segments, narrations[1:]):
             below = (p_skip < theta).nonzero().flatten().tolist()

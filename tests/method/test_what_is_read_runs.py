@@ -74,9 +74,9 @@ def test_the_first_command_enters_what_the_readme_names(monkeypatch):
 
 @pytest.fixture(scope="module")
 def short_kitchen(tmp_path_factory):
-    """The frame tokens of the kitchen's first 20 seconds, and what is printed of them."""
+    """The frame tokens of the kitchen's first 14 seconds, and what is printed of them."""
     file = tmp_path_factory.mktemp("kitchen") / "kitchen.safetensors"
-    save_file({"x": kitchen_tokens(40)}, file)
+    save_file({"x": kitchen_tokens(28)}, file)
     return str(file), printed(str(file))
 
 

@@ -8,14 +8,10 @@ from helpers import assert_same_stream, grouped, lively, narrate, small, tiny, v
 from beyond.streams.bounds import open_stream
 from support.engine.compiled import compile_narrator
 
-ONLINE = {"memory": "none", "prune": False}
 VARIANTS = {
-    "FlowNar": {},
     "FlowNar-C": {"last_k": 2},
     "published": {"readout": "cls", "keep_newline": True, "last_k": 1},
-    "one token": {"grid": 0},
-    "VideoLLM-online": ONLINE,
-    "VideoLLM-MoD": ONLINE | {"mod_keep": 0.4},
+    "VideoLLM-MoD": {"memory": "none", "prune": False, "mod_keep": 0.4},
     "Table 15": {"last_k": 0, "narration_memory": 4},
 }
 

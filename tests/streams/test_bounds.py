@@ -267,6 +267,7 @@ def test_positions_that_the_model_was_not_made_for(capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_darkness_in_the_kitchen():
     """A minute without light after the 21st sentence, and a minute of a still picture: none is said,
     and those after it are as without.
