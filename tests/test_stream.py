@@ -18,7 +18,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import narrator as nar
 import stream
 import train
 from beyond.baselines import context_class
@@ -38,7 +37,7 @@ from support.common.text import one_line
 from support.files.sources import source_of
 from support.files.video import write_video
 from test_commands import call, outcome
-from test_equalities import assert_same, constant, streamed_logits
+from test_equalities import assert_same, constant
 from test_live import until
 
 # ------------------------------------------------------------------ a long stream, Table 15
@@ -80,26 +79,6 @@ def test_the_middle_of_a_long_stream(variant):
             other = model.logits(past.hidden(model, x, narrations))
             assert (other - parallel).abs().max() > 1e-2
     assert_same(model, narrations, torch.stack(logits), parallel)
-
-
-def test_a_narration_memory_is_constant():
-    """One state of one size, changed once a narration; of the text, only the prompt stays."""
-    model = tiny(last_k=0, narration_memory=6)
-    x, narrations = video(model, 30, tuple(range(0, 30, 6)))
-    prompt = model.layout.first().kind.count(nar.PROMPT)
-    context = context_class(model)(model)
-    states = []
-    for step in stream.narrate(model, x, given=dict(narrations), context=context):
-        states.append(context.history_state)
-        if step.narration:
-            assert step.text_tokens == prompt
-    initial = model.narration_memory.initial_state()
-    for state in states:
-        assert (state.shape, state.dtype) == (initial.shape, torch.float32)
-    changed = [t for t in range(1, len(states)) if not torch.equal(states[t], states[t - 1])]
-    assert changed == [t for t, _ in narrations[1:]]
-    history, _ = context.memory
-    assert history.shape == (1, 6, 128)
 
 
 # ------------------------------------------------------------------ bounded memory
@@ -528,15 +507,3 @@ def test_pace(tmp_path, monkeypatch):
         assert now[0] == pytest.approx(seconds, abs=0.01)
         sentences.append([(row["end"], row["tokens"]) for row in rows_of(jsonl)])
     assert sentences[0] == sentences[1]
-
-
-# ------------------------------------------------------------------ features
-
-def test_features_stored_in_half_precision():
-    """The output of `data.py encode` (bf16) is streamed like the same values in fp32."""
-    model = tiny()
-    x, narrations = video(model)
-    x = x.to(torch.bfloat16)
-    halves, _, _ = streamed_logits(model, x[:16], narrations)
-    floats, _, _ = streamed_logits(model, x[:16].float(), narrations)
-    assert torch.equal(halves, floats)

@@ -4,7 +4,6 @@ from types import MethodType
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 import narrator as nar
@@ -40,20 +39,6 @@ def logits(model, x, narrations):
 
 
 # ------------------------------------------------------------------ the function
-
-def test_without_a_choice_it_is_the_plain_model():
-    """All are kept and w = 0, so g = 1: VideoLLM-online's logits."""
-    plain = tiny(**ONLINE)
-    routed = tiny(1, **ONLINE, mod_keep=1)
-    with torch.no_grad():
-        for name, p in routed.trainable().items():
-            p.copy_(plain.trainable()[name] if "router" not in name else 0)
-    x, narrations = video(plain)
-    assert (logits(plain, x, narrations) - logits(routed, x, narrations)).abs().max() < 1e-5
-    for p in routers(routed).values():
-        nn.init.normal_(p, std=0.1)
-    assert (logits(plain, x, narrations) - logits(routed, x, narrations)).abs().max() > 0.1
-
 
 def dense(model: nar.Narrator, ids: list[int]):
     """The oracle of MoDLayer.forward: token by token, and with nothing left out."""
@@ -155,21 +140,6 @@ def test_routers_learn_through_the_tokens_that_they_keep():
     # in the last layer only the frames' last tokens learn, from p([SKIP])
     assert 0 < learning[1] < learning[0]
     assert all(p.grad.abs().sum() > 0 for p in model.trainable().values())
-
-
-def test_names_in_a_checkpoint(tmp_path):
-    """As if no layer were wrapped. A checkpoint without routers is refused."""
-    model = decided()
-    model.save(tmp_path)
-    names = {name: p.shape for name, p in model.trainable().items()}
-    plain = {name: p.shape for name, p in tiny(**ONLINE).trainable().items()}
-    routed = {f"base_model.model.model.layers.{i}.router.weight": (1, 128) for i in (1, 3)}
-    assert names == plain | routed
-    weights = load_file(tmp_path / "adapter_model.safetensors")
-    without_routers = {name: weight for name, weight in weights.items() if name in plain}
-    save_file(without_routers, tmp_path / "adapter_model.safetensors")
-    with pytest.raises(BadData, match="lacks 2 tensors: .*router"):
-        load(str(tmp_path))
 
 
 def test_a_narrator_with_routers_is_trained(tmp_path):

@@ -235,10 +235,3 @@ def test_the_image_half_of_a_model(tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
     encoder = VisionEncoder(str(tmp_path))
     assert encoder(torch.zeros(2, 48, 64, 3, dtype=torch.uint8)).shape == (2, 10, 32)
-
-
-def test_a_vision_model_of_pictures_of_any_size_is_refused(tmp_path):
-    transformers.Siglip2VisionConfig(num_patches=16).save_pretrained(tmp_path)
-    with pytest.raises(BadData, match="it has no image_size"):
-        load_vision_model(str(tmp_path))
-

@@ -3,7 +3,6 @@ refused, and what was written is read again."""
 import json
 import random
 
-import av
 import pytest
 
 from beyond.streams.inputs import Input
@@ -201,18 +200,3 @@ def test_what_is_written_is_read_again(tmp_path, seed):
         text = one_line(row["text"])
         if "--" not in text and "\\" not in text and not any(tag in text for tag in ("i>", "<font")):
             assert srt_text(text) == text
-
-
-def test_ffmpeg_reads_the_same(tmp_path):
-    """Texts without what it takes for markup; an empty text is none for it."""
-    rows = random_rows(0)
-    rows = [row for row in rows if not set(row["text"]) & set("<{\\") and one_line(row["text"])]
-    files = written(tmp_path, rows)
-    for form in ("srt", "vtt"):
-        sentences = read_predictions(files[form])["a"]
-        with av.open(str(files[form])) as container:
-            packets = [packet for packet in container.demux() if packet.size]
-            texts = [subtitle.dialogue.decode() for packet in packets for subtitle in packet.decode()]
-        assert texts == [sentence.text for sentence in sentences]
-        ends = [float((packet.pts + packet.duration) * packet.time_base) for packet in packets]
-        assert ends == pytest.approx([sentence.time for sentence in sentences], abs=1e-6)

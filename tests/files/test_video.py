@@ -295,15 +295,6 @@ def test_a_film_behind_another_one_is_reported(tmp_path, capsys, name):
         assert capsys.readouterr().err.count("another film stands behind") == lines
 
 
-def test_a_slide_show_with_pictures_minutes_apart(tmp_path):
-    times = [0, 80, 400, 500, 501]
-    video = Video(record(tmp_path / "a.mp4", times, bframes=0))
-    numbers = numbers_in(video)
-    assert len(numbers) >= 1003
-    assert numbers == on_screen(times, 2, len(numbers))
-    assert (video.damaged, video.leaps) == (0, [])
-
-
 @pytest.mark.parametrize("name, gap", [("a.mkv", 30 * 86400), ("a.mp4", 5000), ("a.ts", 5000)])
 def test_a_gap_too_long_to_be_true_is_left_out_and_reported(tmp_path, capsys, name, gap):
     """A file of 2 kB does not become millions of frames."""

@@ -182,14 +182,6 @@ def check_wall(rows):
     assert abs(wall[1] - time.time()) < 60
 
 
-def test_over_udp(server):
-    camera = Camera(server.url, FPS, options={"rtsp_transport": "udp"})
-    pictures = iter(camera)
-    seen = list(islice(pictures, 5))
-    pictures.close()
-    assert begin_in(list(Video(server.film, FPS)), seen) is not None
-
-
 def test_refused(server, monkeypatch):
     """A wrong password, and a server that takes the connection and never answers."""
     with pytest.raises(BadData) as error:
