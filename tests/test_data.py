@@ -272,7 +272,7 @@ def test_many_videos_resume_and_nothing_else_is_replaced(tmp_path):
     assert written == {"toy-0000005.json", "toy-0000005.mp4"}
 
     with pytest.raises(BadData, match=r"toy-0000004\.mp4: is there already, and not this"):
-        data_command.run([*line, "--world", "hard"])
+        data_command.run([*line, "--world", "night"])
     with pytest.raises(BadData, match="a.mov"):
         data_command.run(["toy", "--output", "a.mov"])
     assert os.listdir(tmp_path) == ["many"]

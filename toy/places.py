@@ -14,17 +14,15 @@ from support.common.disk import read_json
 from support.files.sentences import time_of
 from toy.files import filmed
 from toy.paint import TYPES, sprite
-from toy.probe import PLAIN, name_of_thing
-from toy.world import COLOUR, FPS, SIZES, TYPE, Kitchen
-
-NEEDS_MEMORY = ("tap", "wipe")                 # the events whose sentences name what is out of sight
+from toy.probe import name_of_thing
+from toy.world import COLOUR, EVENTS, FPS, NEED_MEMORY, PLACES, RGB, SIZES, TYPE, Kitchen
 
 
 def words_of_memory(text: str) -> str:
     """The words of a sentence that only visual memory can give, such as "red cup"; "" if there are
     none."""
-    for event in NEEDS_MEMORY:
-        pattern = PLAIN.sentences[event].format(place=r"\w+", thing=r"(\w+ \w+)")
+    for event in NEED_MEMORY:
+        pattern = EVENTS[event].sentence.format(place=r"\w+", thing=r"(\w+ \w+)")
         found = re.fullmatch(pattern, text)
         if found:
             return found[1]
@@ -39,7 +37,7 @@ def kitchen_of(video: Path | None) -> dict:
     shown       [seconds, place, what it shows from then on]; only of a video whose kitchen is known
     sentences   [seconds, the true sentence]; likewise
     """
-    about = {"places": PLAIN.places, "pictures": pictures_of_things()}
+    about = {"places": PLACES, "pictures": pictures_of_things()}
     kitchen = None if video is None else true_kitchen(video)
     if kitchen is not None:
         about["shown"] = [(frame / FPS, place, thing) for frame, place, thing in changes(kitchen)]
@@ -53,16 +51,15 @@ def true_kitchen(video: Path) -> Kitchen | None:
     content = read_json(truth) if truth.is_file() else None
     if not isinstance(content, dict) or not isinstance(content.get("seed"), int):
         return None
-    texts = [text for _, text in filmed(truth).narrations]
-    kitchen = Kitchen(content["seed"], len(texts) - 1)
-    if [one.text for one in kitchen.narrations] != texts:      # another world has the same seeds
-        return None
-    return kitchen
+    narrations = filmed(truth).narrations
+    kitchen = Kitchen(content["seed"], len(narrations) - 1)
+    is_same = [(one.frame, one.text) for one in kitchen.narrations] == narrations
+    return kitchen if is_same else None        # another world has the same seeds
 
 
 def changes(kitchen: Kitchen) -> list[tuple[int, int, str]]:
     """[frame, place, the thing that can be seen there from this frame on, or ""]."""
-    visible = [""] * len(PLAIN.places)
+    visible = [""] * len(PLACES)
     found = []
     for frame, cells in enumerate(kitchen.labels()):
         for place, cell in enumerate(cells.tolist()):
@@ -78,7 +75,7 @@ def pictures_of_things() -> dict[str, str]:
     pictures = {}
     for kind in range(1, SIZES[TYPE]):
         for colour in range(1, SIZES[COLOUR]):
-            painted = sprite(TYPES[kind - 1], PLAIN.rgb[colour - 1])           # [32, 32, 4]
+            painted = sprite(TYPES[kind - 1], RGB[colour - 1])                 # [32, 32, 4]
             alpha = painted[..., 3:]                           # 0 .. 1; a PNG has 0 .. 255,
             rgb = painted[..., :3] / alpha.clip(min=1e-3)      # and colours that alpha leaves alone
             pixels = np.concatenate([rgb, 255 * alpha], -1).round().astype(np.uint8)

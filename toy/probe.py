@@ -18,7 +18,6 @@ from support.common.seal import refuse_if_changed
 from support.engine.checkpoint import WEIGHTS
 from toy import world
 
-PLAIN = world.WORLDS["plain"]                  # the kitchen that it is about
 TYPES, COLOURS = world.SIZES[:2]               # with 0: nothing
 PLACES = 9
 FILE = "probe.safetensors"                     # in the folder of the narrator
@@ -81,13 +80,13 @@ def name_of_thing(kind: int, colour: int) -> str:
     """ "red cup"; "" if one of the two is none."""
     if kind == 0 or colour == 0:
         return ""
-    return " ".join(PLAIN.words(kind, colour))
+    return " ".join(world.words_for(kind, colour))
 
 
 def in_words(probe: Probe, memory: Tensor) -> str:
     """Memory tokens [M, D] -> "drawer: green bowl (0.93, 12 s); ...", the surest place first."""
     known = []
-    for place, (thing, sure, seconds) in zip(PLAIN.places, recalled(probe, memory)):
+    for place, (thing, sure, seconds) in zip(world.PLACES, recalled(probe, memory)):
         if thing and sure >= GUESS:
             known.append((sure, f"{place}: {thing} ({sure:.2f}, {seconds:.0f} s)"))
     known.sort(key=lambda one: -one[0])

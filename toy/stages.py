@@ -131,7 +131,6 @@ def take_over(narrator: nar.Narrator, path: Path):
 class Scene(Example):
     """A training video with its labels."""
     labels: Tensor                             # [T, 9, 2]: type, colour; 0: none
-    variant: world.World = world.WORLDS["plain"]
 
     def read(self) -> Scene:
         """As what reads a video from a file: this one is in memory."""
@@ -149,7 +148,7 @@ def scenes(vision: nar.VisionEncoder, layout: nar.Layout,
         labels = torch.from_numpy(kitchen.labels()[..., :2]).long()
         said = [(narration.frame, narration.text) for narration in kitchen.narrations]
         narrations = layout.encode_narrations(said)
-        videos.append(Scene(x, narrations, labels, kitchen.world))
+        videos.append(Scene(x, narrations, labels))
     return videos
 
 
@@ -166,15 +165,14 @@ def last_seen(labels: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------------- look, recall
 
-def inventory(labels: Tensor, variant: world.World = world.WORLDS["plain"],
-              chance: random.Random | None = None) -> str:
+def inventory(labels: Tensor, chance: random.Random | None = None) -> str:
     """labels [9, 2] -> ' the shelf: red cup\\nthe drawer: green bowl', in the order of the places;
     with `chance`, in random order.
     """
     lines = []
-    for place, (kind, colour) in zip(variant.places, labels.tolist()):
+    for place, (kind, colour) in zip(world.PLACES, labels.tolist()):
         if kind:
-            lines.append(f"the {place}: {' '.join(variant.words(kind, colour))}")
+            lines.append(f"the {place}: {' '.join(world.words_for(kind, colour))}")
     if chance:
         chance.shuffle(lines)
     return " " + "\n".join(lines)
@@ -228,10 +226,10 @@ def loss_of_lists(narrator: nar.Narrator, stage: str, video: Scene, chance: rand
     with_things = video.labels[1:-1].flatten(1).any(1).nonzero().flatten()
     t = 1 + chance.choice(with_things.tolist())
     order = None if in_order else chance
-    lists = [(0, encode(inventory(video.labels[t], video.variant, order)))]
+    lists = [(0, encode(inventory(video.labels[t], order)))]
     if stage == "look":
         return narrator.loss(video.x[t:], lists)
     known = last_seen(video.labels[:t + 2])[-1]
-    lists.append((1, encode(inventory(known, video.variant, order))))
+    lists.append((1, encode(inventory(known, order))))
     past = Past(narrator.state_after(video.x[:t], []), tokens=0)
     return past.loss(narrator, video.x[t:], lists)

@@ -21,7 +21,7 @@ memory      the words (colour, type) of a narration that only visual memory can 
             `Kitchen._recallable`.
 idle time   a stretch of frames in which you do nothing; it belongs to the segment that follows,
             whose end is far
-world       a kind of kitchens: with idle time, with ends that are hard to see, ...: `WORLDS`
+world       a kind of kitchens, by the idle time that they have: `WORLDS`
 """
 from __future__ import annotations
 
@@ -76,6 +76,7 @@ EVENTS = {
     "tap": Event("You tap the {place} hiding the {thing}.", 200, KNOCK),
     "wipe": Event("You wipe the {place} after the {thing}.", 300, CLOTH),
 }
+NEED_MEMORY = ("tap", "wipe")                  # their sentences name what is out of sight
 OPENING = "You look around the kitchen."
 OCCUPIED = 0.6                                 # share of the open places with a thing at the start
 ACT_FRAMES = {1: 1, 2: 2, 3: 3, 4: 3, 5: 2, 6: 1, 7: 1}        # frames of an act: weight
@@ -154,28 +155,14 @@ class Frame:
 
 class World(NamedTuple):
     """What can differ between kitchens; the defaults are those of the plain one."""
-    pause: float = PAUSE                       # share of longer acts with frames like the end
-    longest_pause: int = 1                     # such frames in a row; the end itself looks like two
-    jitter: dict[int, float] = JITTER
-    acts: dict[int, float] = ACT_FRAMES
     idle: float = 0.0                          # share of the videos that have idle time
     kinds: tuple[str, ...] = IDLE              # of idle time
     stretches: dict[tuple[float, float], float] = STRETCHES
-    places: tuple[str, ...] = PLACES           # of the cells, row-major
-    colours: tuple[str, ...] = COLOURS
-    rgb: tuple[tuple[int, int, int], ...] = RGB
-    tint: tuple[float, float, float] = (1.0, 1.0, 1.0)         # factors of the furniture's rgb
-    sentences: dict[str, str] = {"open": OPENING} | {
-        name: event.sentence for name, event in EVENTS.items()}
 
-    def words(self, kind: int, colour: int) -> tuple[str, str]:
-        """The words for a thing: colour, type."""
-        return self.colours[colour - 1], TYPES[kind - 1]
 
-    def sentence(self, name: str, place: str, thing: Thing | None) -> str:
-        """The narration of an event."""
-        words = () if thing is None else self.words(thing.type, thing.colour)
-        return self.sentences[name].format(place=place, thing=" ".join(words))
+def words_for(kind: int, colour: int) -> tuple[str, str]:
+    """The words for a thing: colour, type."""
+    return COLOURS[colour - 1], TYPES[kind - 1]
 
 
 TWO_MINUTES = {(120, 120): 1}
@@ -186,35 +173,6 @@ WORLDS = {
     "still": World(idle=1.0, kinds=("still",), stretches=TWO_MINUTES),
     # In every video the lights are out for two minutes.
     "night": World(idle=1.0, kinds=("dark",), stretches=TWO_MINUTES),
-    # Ends of segments are hard to see, and annotations stray far from them.
-    "hard": World(
-        pause=0.8,
-        longest_pause=3,
-        acts={n: 1 for n in range(2, 10)},
-        jitter={-2: 0.2, -1: 0.2, 0: 0.2, 1: 0.13, 2: 0.1, 3: 0.08, 4: 0.05, 5: 0.04},
-    ),
-    # A second kitchen, narrated in other words.
-    "second": World(
-        acts={n: 1 for n in range(3, 12)},
-        tint=(0.82, 0.96, 1.12),
-        places=("cupboard", "sink", "counter", "table", "drawer", "rack", "stove", "shelf",
-                "fridge"),
-        colours=("orange", "lime", "navy", "cyan", "maroon", "pink"),
-        rgb=((246, 130, 20), (164, 222, 50), (26, 34, 110), (70, 210, 230), (126, 14, 46),
-             (252, 156, 200)),
-        sentences={
-            "open": "You enter the room.",
-            "wash": "You rinse the {thing}.",
-            "heat": "You boil the {thing}.",
-            "shake": "You swing the {thing}.",
-            "polish": "You dry the {thing}.",
-            "check": "You inspect the {place}.",
-            "fill": "You load the {place}.",
-            "clear": "You empty the {place}.",
-            "tap": "You knock at the {place} that holds the {thing}.",
-            "wipe": "You scrub the {place} that held the {thing}.",
-        },
-    ),
 }
 
 
@@ -245,7 +203,7 @@ class Kitchen:
     def __init__(self, seed: int, segments: int = 12, world: World = WORLDS["plain"]):
         self.seed = seed
         self.world = world
-        self.narrations = [Annotation(0, world.sentences["open"])]
+        self.narrations = [Annotation(0, OPENING)]
 
         self._rng = np.random.default_rng(seed)
         self._content: list[Thing | None] = []                 # of each place
@@ -253,7 +211,7 @@ class Kitchen:
         self._hand = ENTRY
         self._frames: list[Frame] = []
 
-        for name in world.places:
+        for name in PLACES:
             occupied = name in CONTAINERS or self._rng.random() < OCCUPIED
             self._content.append(Thing.random(self._rng) if occupied else None)
 
@@ -312,15 +270,11 @@ class Kitchen:
     def _end_at_nominal(self) -> None:
         """Move the last narration to the last frame so far, if it is annotated later.
 
-        After the nominal end of its segment nothing is left to see. The narrations before it stay
-        before it: they move, too, if need be.
+        After the nominal end of its segment nothing is left to see.
         """
-        latest = len(self) - 1
-        for n in reversed(range(len(self.narrations))):
-            if self.narrations[n].frame <= latest:
-                break
-            self.narrations[n] = replace(self.narrations[n], frame=latest)
-            latest -= 1
+        last = self.narrations[-1]
+        frame = min(last.frame, len(self) - 1)
+        self.narrations[-1] = replace(last, frame=frame)
 
     def _segment(self) -> None:
         """One event of yours, perhaps one chore of the other cook beside it, one narration."""
@@ -336,15 +290,15 @@ class Kitchen:
         for you, cook, hand in zip(moves, chore, self._travel(moves)):
             self._record(you, cook, hand)
 
-        # Annotations stray from the nominal end, but stay in order.
-        annotated = len(self) - 1 + weighted_choice(rng, self.world.jitter)
-        frame = max(annotated, self.narrations[-1].frame + 1)
+        # Annotations stray from the nominal end. (They stay in order: a segment has 4 frames or more.)
+        frame = len(self) - 1 + weighted_choice(rng, JITTER)
         if "{thing}" in event.sentence:
             thing.named = True
         memory_words = ()
-        if name in ("tap", "wipe"):
-            memory_words = self.world.words(thing.type, thing.colour)
-        text = self.world.sentence(name, self.world.places[place], thing)
+        if name in NEED_MEMORY:
+            memory_words = words_for(thing.type, thing.colour)
+        words = () if thing is None else words_for(thing.type, thing.colour)
+        text = event.sentence.format(place=PLACES[place], thing=" ".join(words))
         self.narrations.append(Annotation(frame, text, memory_words))
 
     def _choose(self) -> tuple[str, int]:
@@ -357,7 +311,7 @@ class Kitchen:
         return name, int(self._rng.choice(places[name]))
 
     def _possible(self, name: str, place: int) -> bool:
-        door = self.world.places[place] in CONTAINERS
+        door = PLACES[place] in CONTAINERS
         content = self._content[place]
         if name == "check":
             return door
@@ -378,12 +332,12 @@ class Kitchen:
     def _schedule(self, least: int) -> list[int]:
         """The pose in each frame: REACH.., ACT.., LIFT LIFT; sometimes a LIFT amid the acts."""
         rng = self._rng
-        lengths = {n: weight for n, weight in self.world.acts.items() if n >= least}
+        lengths = {n: weight for n, weight in ACT_FRAMES.items() if n >= least}
         acts = [ACT] * weighted_choice(rng, lengths)
-        if len(acts) >= 3 and rng.random() < self.world.pause:
+        if len(acts) >= 3 and rng.random() < PAUSE:
             # Neither at the first nor at the last act: it looks like the end, but acts follow.
             at = rng.integers(1, len(acts) - 1)
-            acts[at:at + 1] = [LIFT] * int(rng.integers(1, self.world.longest_pause + 1))
+            acts[at] = LIFT
         return [REACH] * int(rng.integers(1, 3)) + acts + [LIFT] * 2
 
     def _chore(self, length: int, busy: int | None) -> list[Move | None]:
@@ -403,7 +357,7 @@ class Kitchen:
                 continue
             content = self._content[place]
             before = self._before[place]
-            if self.world.places[place] in CONTAINERS:
+            if PLACES[place] in CONTAINERS:
                 if not (careful and content.unnamed):
                     places["restock"].append(place)
             elif content is not None:
@@ -472,7 +426,7 @@ class Kitchen:
             cells[move.place, EFFECT] = move.effect
 
         for place, thing in enumerate(self._content):
-            if self.world.places[place] in CONTAINERS:
+            if PLACES[place] in CONTAINERS:
                 cells[place, DOOR] = OPEN if place in opened else CLOSED
             if thing is not None and cells[place, DOOR] != CLOSED:
                 thing.seen = now
@@ -499,11 +453,10 @@ class Kitchen:
         for place, (kind, colour, door, effect, *_) in enumerate(now.cells.tolist()):
             x, y = anchor(place, MIDDLE)
             if door == OPEN:
-                blend(canvas, tile(self.world.places[place], True) * self._tints[place], x, y)
+                blend(canvas, tile(PLACES[place], True) * self._tints[place], x, y)
             if kind:
                 shaken = now.moment % 2 * 6 - 3 if effect == SHAKE else 0
-                rgb = self.world.rgb[colour - 1]
-                blend(canvas, sprite(TYPES[kind - 1], rgb), x + shaken, y - 1)
+                blend(canvas, sprite(TYPES[kind - 1], RGB[colour - 1]), x + shaken, y - 1)
             if effect:
                 rubbed = now.moment % 3 * 3 - 3 if effect == CLOTH else 0
                 blend(canvas, effect_sprite(effect, now.moment % 3), x + rubbed, y)
@@ -542,7 +495,7 @@ class Kitchen:
         x, y = (int(round(float(value))) for value in at)
         if held is not None:
             dx, dy = (7, 5) if pose == "glove" else (-7, -5)
-            rgb = self.world.rgb[held.colour - 1]
+            rgb = RGB[held.colour - 1]
             blend(canvas, sprite(TYPES[held.type - 1], rgb, SMALL), x + dx, y + dy)
         # The strip of an arm is as long as the picture: paint what is above or below the hand.
         if pose == "glove":
@@ -557,14 +510,14 @@ class Kitchen:
         rng = np.random.default_rng((self.seed, 2))
         room = rng.uniform(0.88, 1.08, 3)
         places = rng.uniform(0.93, 1.05, (9, 3))
-        tints = room * places * self.world.tint
-        return np.concatenate([tints, np.ones((9, 1))], 1).astype(np.float32)  # [9, rgb and alpha]
+        tints = np.concatenate([room * places, np.ones((9, 1))], 1)
+        return tints.astype(np.float32)                        # [9, rgb and alpha]
 
     @cached_property
     def _room(self) -> np.ndarray:
         """The furniture, doors closed: float32 [98, 98, 3]."""
         room = np.zeros((SIZE + 2, SIZE + 2, 3), np.float32)
-        for place, name in enumerate(self.world.places):
+        for place, name in enumerate(PLACES):
             blend(room, tile(name, False) * self._tints[place], *anchor(place, MIDDLE))
         # The border continues what is next to it.
         return np.pad(room[1:-1, 1:-1], ((1, 1), (1, 1), (0, 0)), mode="edge")

@@ -100,7 +100,7 @@ def data_options(parser: ArgumentParser, required: bool = True):
     parser.add_argument("--split", help="train, val or test (default: test for the toy, else val)")
     parser.add_argument("--limit", type=positive_int, help="use at most this many videos")
     parser.add_argument("--world", default="plain",
-                        help="of the toy's videos: plain, idle, hard, ... (toy/world.py)")
+                        help="of the toy's videos: plain, idle, still or night (toy/README.md)")
 
 
 def json_option(parser: ArgumentParser):

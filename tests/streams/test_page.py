@@ -28,8 +28,8 @@ from support.common.errors import BadData
 from support.files.sources import source_of
 from support.files.video import Video, small_copy
 from toy.places import kitchen_of
-from toy.probe import PLAIN, name_of_thing
-from toy.world import Kitchen
+from toy.probe import name_of_thing
+from toy.world import PLACES, Kitchen
 from test_commands import call
 from test_stream import narrated_kitchen
 
@@ -309,7 +309,7 @@ def test_what_the_memory_knows(tab, trace, said):
         cells = tab.js("[...document.querySelectorAll('#places li')].map("
                        "e => [e.className, e.innerText.split('\\n').filter(Boolean)])")
         for place, (style, words) in enumerate(cells):
-            assert words[0].split()[0] == PLAIN.places[place]
+            assert words[0].split()[0] == PLACES[place]
             if shown[frame, place]:
                 assert words[1:] == ["in sight"]
             if "gone" in style:             # what it showed has been told: neither thing nor number

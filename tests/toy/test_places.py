@@ -6,7 +6,7 @@ import pytest
 from beyond.commands.data_command import write_toy
 from helpers import ROOT
 from toy.places import changes, kitchen_of, pictures_of_things, true_kitchen, words_of_memory
-from toy.probe import PLAIN
+from toy.world import PLACES
 
 KITCHEN = ROOT / "toy" / "kitchen.mp4"
 
@@ -24,7 +24,7 @@ def test_the_truth_of_the_bundled_kitchen():
         thing = " ".join(narration.memory_words)
         assert words_of_memory(narration.text) == thing
         if thing:
-            place = PLAIN.places.index(narration.text.split()[3])
+            place = PLACES.index(narration.text.split()[3])
             last = [name for frame, name in shown[place] if frame <= narration.frame and name][-1]
             assert last == thing
             hidden += 1
@@ -35,7 +35,7 @@ def test_the_truth_of_the_bundled_kitchen():
 def test_no_truth_where_the_kitchen_is_not_known(change, tmp_path):
     """Then the page shows what the memory says, and compares it with nothing."""
     video = tmp_path / "a.mp4"
-    write_toy(1, 0.2, video, "second" if change == "other world" else "plain")
+    write_toy(1, 0.2, video, "idle" if change == "other world" else "plain")
     truth = video.with_suffix(".json")
     content = json.loads(truth.read_text())
     if change == "other seed":
@@ -48,7 +48,7 @@ def test_no_truth_where_the_kitchen_is_not_known(change, tmp_path):
     if change == "missing":
         truth.unlink()
     about = kitchen_of(video)
-    assert about["places"] == PLAIN.places and "shown" not in about
+    assert about["places"] == PLACES and "shown" not in about
     assert kitchen_of(None) == about
 
 
