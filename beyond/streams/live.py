@@ -302,7 +302,7 @@ class Camera:
                     self.decoded += 1
                     if self._is_due(self.newest_at):
                         size = upright_size(frame, stream, self.largest)
-                        picture = to_rgb(frame, stream, self.reformatter, size)
+                        picture = to_rgb(frame, self.reformatter, size)
                         yield self.newest_at, time.time(), picture
                 if uptime() - self.newest_at > PATIENCE:
                     raise BadData(f"nothing that can be decoded for {PATIENCE:g} s")

@@ -26,7 +26,9 @@ from urllib.parse import quote
 from support.common.disk import check_distinct, expecting, read_jsonl, write_text
 from support.common.errors import BadData, command_line
 from support.common.options import Parser
-from support.files.video import COPY_SIZE, Video, small_copy
+from support.files.video import (
+    COPY_SIZE, Video, open_file, small_copy, start_of, video_stream,
+)
 
 KEPT = 172_800                          # rows that a page has at most: a day at 2 frames a second
 SENTENCES_KEPT = 20_000
@@ -139,12 +141,30 @@ def make_page(title: str, content: dict, video: str | None = None) -> str:
 
 def video_source(video: Path, page: Path, embed: bool = False) -> str:
     """Where the page has its video from: from a copy in itself, if the video is small or `embed`
-    says so; else from the video's address, relative to the page.
+    says so; else from the video's address, relative to the page, and by how many seconds the clocks
+    of players are behind ours, where they are.
     """
     if embed or video.stat().st_size <= SMALL:
         return f"data:video/mp4;base64,{base64.b64encode(small_copy(video)).decode()}"
     relative = Path(os.path.relpath(video.resolve(), page.resolve().parent)).as_posix()
-    return quote(os.fsencode(relative))                         # it may be no UTF-8
+    address = quote(os.fsencode(relative))                      # it may be no UTF-8
+    behind = seconds_behind(video)
+    if any(behind):
+        address += "#behind={:.3f},{:.3f}".format(*behind)
+    return address
+
+
+def seconds_behind(video: Path) -> tuple[float, float]:
+    """By how many seconds the clocks of Firefox (140) and of other browsers are behind ours.
+
+    For Firefox a film without sound begins with the first picture that is stored, even if it is to
+    be shown later, or not at all; for others, where the file's clock shows 0.
+    """
+    with open_file(video) as container:
+        stream = video_stream(container, str(video), "AUTO")
+        stored = next(container.demux(stream))
+        start = start_of(container) or 0.0
+        return float((stored.pts or 0) * stored.time_base) - start, min(0.0, -start)
 
 
 # ---------------------------------------------------------------------- files of stream.py

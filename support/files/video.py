@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 
 import av
 import numpy as np
+from av.stream import Disposition
 from av.video.reformatter import VideoReformatter
 
 from support.common.disk import replacing
@@ -44,12 +45,24 @@ LONGEST_GAP_WHERE_CLOCKS_CHANGE = 10.0
 TIMELESS = 25                                  # so many pictures without times are not reported
 PATIENCE = 10.0                                # seconds without data until a sender is given up
 READ = "a video file, an address (http://, https://) or - (standard input) is read"
-PQ, HLG = 16, 18                               # FFmpeg's numbers of the transfer functions of HDR
+# FFmpeg's numbers: of what a stream says about its colours, of the transfer functions of HDR
+UNSPECIFIED = 2
+PQ, HLG = 16, 18
+COLOURS = ("colorspace", "color_primaries", "color_trc")
+# linear light of BT.2020 and of P3 in the primaries of BT.709
+BT2020 = [[1.6605, -0.5876, -0.0728],
+          [-0.1246, 1.1329, -0.0083],
+          [-0.0182, -0.1006, 1.1187]]
+P3 = [[1.2249, -0.2249, 0],
+      [-0.0421, 1.0421, 0],
+      [-0.0196, -0.0786, 1.0983]]
+TO_BT709 = {1: np.eye(3), 11: P3, 12: P3}      # by FFmpeg's numbers of primaries; others: BT2020
 ENCODER = "libx264"
 # of a small copy: pixels of its longer side, pictures a second, rate factor of H.264
 COPY_SIZE = 480
 COPY_RATE = 25
 COPY_CRF = 30
+SIZES_OF_ONE_FILM = ("hls", "dash")            # are the tracks of these formats
 # of a playlist without its last line: all of it, until it has been asked in vain so often for more
 PLAYLIST_OPTIONS = {"live_start_index": "0", "m3u8_hold_counters": "2"}
 
@@ -70,13 +83,14 @@ class Video:
     leaps       until now, seconds by which the clock of the file went back (below 0) or leapt too
                 far to be believed. The next picture follows without a gap
 
-    Time 0 is that of the file, whose sound may begin before its pictures. Until the first picture
-    that can be decoded, that picture is given. Repeated frames are the same array. Pictures are as
-    a player shows them: turned and mirrored as the file asks, with square pixels, and HDR in the
-    colours of ordinary video. If the size changes on the way, all are scaled to the first size.
+    Time 0 is that of the file (`start_of`), whose sound may begin before its pictures. Until the
+    first picture that can be decoded, that picture is given. Repeated frames are the same array.
+    Pictures are as a player shows them: turned and mirrored as the file asks, with square pixels,
+    in the colours that the stream states, or else the container, and HDR in those of ordinary
+    video. If the size changes on the way, all are scaled to the first size.
 
     Raises BadData if the file is missing, is no video, or has no picture that can be decoded; of
-    what is sent, also if it breaks off.
+    what is sent, also if it breaks off; of colours that FFmpeg cannot convert, at the picture.
     """
 
     def __init__(self, path: str | Path, fps: float = 2.0, largest: int | None = None,
@@ -94,6 +108,10 @@ class Video:
         self._read_to = 0                      # byte of the file at which the last packet ends
         self._container = open_file(path, options)
         self._stream = video_stream(self._container, self.name, "AUTO")
+        self._tracks = len(film_tracks(self._container))
+        # what the container says of the colours; decoding replaces it by what the stream says
+        context = self._stream.codec_context
+        self._colours = {name: getattr(context, name) for name in COLOURS}
         flags = self._container.format.flags
         self._clock_may_change = bool(flags & av.format.Flags.ts_discont.value)
         self.duration = promised(self._container, self._stream)
@@ -109,17 +127,16 @@ class Video:
         self.size = upright_size(first[0], self._stream, self.largest)
 
         # A decoder gives pictures in the order of presentation. If their times step back, they are
-        # times of decoding, as AVI has them: then dts is the clock.
-        self._by_dts = not is_sorted(frame.pts for frame in first) and is_sorted(
-            frame.dts for frame in first)
-        # AVI and ASF state neither where they begin nor how long a picture is shown
-        self._states_times = not self._by_dts and self._container.format.name not in ("avi", "asf")
+        # times of decoding, as AVI and ASF have them: then dts is the clock.
+        self._by_dts = self._container.format.name in ("avi", "asf") or not is_sorted(
+            frame.pts for frame in first) and is_sorted(frame.dts for frame in first)
         self._start = start_of(self._container) or 0.0
         self._has_times = not flags & av.format.Flags.no_timestamps.value
+        # whether the file states where it begins and how long a picture is shown
+        self._states_times = self._has_times and not self._by_dts
         rate = self._stream.guessed_rate
         if not self._has_times and "framerate" in (options or {}):
             rate = self._stream.average_rate   # as told, whatever stands in the pictures
-            self._states_times = False
         self.rate = float(rate or self._stream.average_rate or self.fps)
         self._step = min(LONGEST_GAP, 1 / self.rate)           # a picture's duration, if not stated
 
@@ -138,7 +155,7 @@ class Video:
                 picture = None                 # converted only if it is given, and only once
                 while index / self.fps < end - TOLERANCE:
                     if picture is None:
-                        picture = to_rgb(frame, self._stream, reformatter, self.size)
+                        picture = self._converted(frame, reformatter)
                     yield picture
                     index += 1
         # a file that was cut between two packets shows no other sign of it
@@ -153,9 +170,24 @@ class Video:
                 raise BadData(f"{self.name}: broke off before its end; with --state, the same "
                               f"command goes on when the connection is there again")
 
+    def _converted(self, frame: av.VideoFrame, reformatter: VideoReformatter) -> np.ndarray:
+        """A frame as it is given. BadData if FFmpeg cannot convert its colours."""
+        for name, of_container in self._colours.items():
+            if getattr(frame, name) == UNSPECIFIED:
+                setattr(frame, name, of_container)
+        try:
+            return to_rgb(frame, reformatter, self.size)
+        except av.FFmpegError as error:
+            raise BadData(f"{self.name}: its colours cannot be converted to RGB "
+                          f"({error.strerror}: {frame.format.name}, matrix {frame.colorspace} of "
+                          f"ISO/IEC 23091-2); BT.601, BT.709 and BT.2020 are read: convert it "
+                          f"first") from error
+
     def report(self) -> None:
-        """Print what is wrong with the file in one line on stderr; after an iteration."""
+        """Print what is to be known of the file in one line on stderr; after an iteration."""
         problems = []
+        if self._tracks > 1:
+            problems.append(f"of its {self._tracks} video tracks, the one that players show was read")
         if self._timeless > TIMELESS:
             problems.append(f"{self._timeless} pictures have no time of their own, "
                             f"{1 / self._step:g} a second are assumed (--source-option "
@@ -293,22 +325,39 @@ def video_stream(container, name: str, threads: str):
 
     Raises BadData if there is none.
     """
-    if container.format.name == "tty":         # FFmpeg would draw the letters of a .txt file
+    form = container.format.name
+    if form == "tty":                          # FFmpeg would draw the letters of a .txt file
         raise BadData(f"{name}: is a text file; {READ}")
-    stream = container.streams.best("video")   # of several, the one that FFmpeg chooses
-    if stream is None or stream.disposition & av.stream.Disposition.attached_pic:
+    if form == "concat":                       # FFmpeg gives all films the first one's time base
+        raise BadData(f"{name}: is a list of films; {READ}: join them, or narrate each")
+    tracks = film_tracks(container)
+    if not tracks:
         raise BadData(f"{name}: has no video stream (sound with a cover, subtitles or nothing)")
+    # players show the first of those that are marked for it
+    shown = [track for track in tracks if track.disposition & Disposition.default]
+    stream = (shown or tracks)[0]
+    if form in SIZES_OF_ONE_FILM:
+        stream = container.streams.best("video")
     if stream.codec_context is None:
         raise BadData(f"{name}: this FFmpeg has no decoder for its video")
     stream.thread_type = threads
     return stream
 
 
+def film_tracks(container) -> list:
+    """The video streams that are no covers."""
+    return [stream for stream in container.streams.video
+            if not stream.disposition & Disposition.attached_pic]
+
+
 def start_of(container) -> float | None:
-    """What a file's clock (seconds) shows at its time 0: where its first stream begins."""
+    """What a file's clock (seconds) shows at its time 0: where its first stream begins; but in .mp4
+    and .mov 0, as players have it, if nothing is before that.
+    """
     if container.start_time is None:
         return None
-    return container.start_time / av.time_base
+    start = container.start_time / av.time_base
+    return min(0.0, start) if "mp4" in container.format.name else start
 
 
 def promised(container, stream) -> float | None:
@@ -328,7 +377,7 @@ def promised(container, stream) -> float | None:
     else:
         end = container.duration / av.time_base
         if "matroska" not in container.format.name:            # it states the time of the end
-            end += start
+            end += (container.start_time or 0) / av.time_base
     return max(0.0, end - start)
 
 
@@ -359,7 +408,7 @@ def upright_size(frame: av.VideoFrame, stream, largest: int | None) -> tuple[int
     return (width, height) if quarters % 2 else (height, width)
 
 
-def to_rgb(frame: av.VideoFrame, stream, reformatter: VideoReformatter,
+def to_rgb(frame: av.VideoFrame, reformatter: VideoReformatter,
            size: tuple[int, int]) -> np.ndarray:
     """A frame as uint8 [H, W, 3], upright; scaled if it has another size than (H, W).
 
@@ -369,22 +418,22 @@ def to_rgb(frame: av.VideoFrame, stream, reformatter: VideoReformatter,
     height, width = size[::-1] if quarters % 2 else size                    # as stored
     is_scaled = (frame.height, frame.width) != (height, width)
     scaling = "BICUBIC" if is_scaled else None
-    transfer = stream.codec_context.color_trc
-    is_hdr = transfer in (PQ, HLG)
+    is_hdr = frame.color_trc in (PQ, HLG)
     form = "rgb48le" if is_hdr else "rgb24"
     scaled = reformatter.reformat(frame, width, height, form, interpolation=scaling)
     rgb = scaled.to_ndarray()                                               # [H, W, 3]
     if is_hdr:
-        rgb = hdr_to_sdr(rgb, transfer)
+        rgb = hdr_to_sdr(rgb, frame.color_trc, frame.color_primaries)
     if is_mirrored:
         rgb = rgb[::-1]
     return np.ascontiguousarray(np.rot90(rgb, quarters))
 
 
-def hdr_to_sdr(rgb: np.ndarray, transfer: int) -> np.ndarray:
-    """uint16 [H, W, 3] in the colours of HDR (BT.2020, PQ or HLG) -> uint8 in those of ordinary
-    video (BT.709, gamma 2.4). 203 cd/m2 (ITU-R BT.2408) becomes white; what is brighter, too.
+def hdr_to_sdr(rgb: np.ndarray, transfer: int, primaries: int) -> np.ndarray:
+    """uint16 [H, W, 3] in the colours of HDR (PQ or HLG) -> uint8 in those of ordinary video
+    (BT.709, gamma 2.4). 203 cd/m2 (ITU-R BT.2408) becomes white; what is brighter, too.
     """
+    to_bt709 = np.float32(TO_BT709.get(primaries, BT2020))
     x = rgb / np.float32(65535)
     if transfer == PQ:
         y = x ** (1 / 78.84375)
@@ -393,11 +442,8 @@ def hdr_to_sdr(rgb: np.ndarray, transfer: int) -> np.ndarray:
     else:                                      # as a display of 1000 cd/m2 shows it
         bright = (np.exp((x - 0.55991073) / 0.17883277) + 0.28466892) / 12
         scene = np.where(x <= 0.5, x ** 2 / 3, bright)
-        luminance = scene @ np.float32([0.2627, 0.6780, 0.0593])
+        luminance = scene @ (np.float32([0.2126, 0.7152, 0.0722]) @ to_bt709)
         light = 1000 * scene * luminance[..., None] ** 0.2
-    to_bt709 = np.float32([[1.6605, -0.5876, -0.0728],
-                           [-0.1246, 1.1329, -0.0083],
-                           [-0.0182, -0.1006, 1.1187]])
     light = np.clip(light / 203 @ to_bt709.T, 0, 1)
     return np.round(255 * light ** (1 / 2.4)).astype(np.uint8)
 

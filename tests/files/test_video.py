@@ -7,6 +7,9 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from av.bitstream import BitStreamFilterContext
+from av.video.frame import PictureType
+from av.video.reformatter import Colorspace
 from PIL import Image
 
 from helpers import copy_packets
@@ -48,19 +51,26 @@ def steady(count: int, rate: float) -> list[float]:
 
 def record(path: Path, times, turn: int = 0, bframes: int = 3, gop: int = 12, picture=picture_of,
            container: str | None = None, options: dict[str, str] | None = None,
-           seconds_of_sound: float = 0, transfer: int = 0, pixel: Fraction | int = 1) -> Path:
-    """Write picture(k) at times[k] [s], and silence from time 0 on."""
+           seconds_of_sound: float = 0, pixel: Fraction | int = 1, codec: str = "libx264",
+           colours: dict[str, int] | None = None, first_b: int = 0) -> Path:
+    """Write picture(k) at times[k] [s], and silence from time 0 on.
+
+    picture     uint8, or uint16 for 10 bits
+    colours     what the stream says of its colours
+    first_b     no B frame is before this picture
+    """
     with av.open(str(path), "w", format=container, options=options or {}) as file:
-        stream = file.add_stream("libx264", rate=30)
+        stream = file.add_stream(codec, rate=30)
         stream.height, stream.width = picture(0).shape[:2]
-        stream.pix_fmt = "yuv420p"
+        is_deep = picture(0).dtype == np.uint16
+        stream.pix_fmt = "yuv444p10le" if is_deep else "yuv420p"
         stream.codec_context.time_base = Fraction(1, TICKS)
         stream.options = {"crf": "20", "preset": "ultrafast", "bf": str(bframes), "b-adapt": "0",
-                          "g": str(gop)}
+                          "g": str(gop), "x265-params": "vui-timing-info=0:log-level=none"}
         if turn:
             stream.set_display_rotation(turn)
-        if transfer:
-            stream.codec_context.color_trc = transfer
+        for name, value in (colours or {}).items():
+            setattr(stream.codec_context, name, value)
         if pixel != 1:
             stream.codec_context.sample_aspect_ratio = pixel
         if seconds_of_sound:
@@ -72,7 +82,11 @@ def record(path: Path, times, turn: int = 0, bframes: int = 3, gop: int = 12, pi
                 samples.pts = 1024 * k
                 file.mux(sound.encode(samples))
         for k, time in enumerate(times):
-            frame = av.VideoFrame.from_ndarray(picture(k), format="rgb24")
+            frame = av.VideoFrame.from_ndarray(picture(k), format="rgb48le" if is_deep else "rgb24")
+            if is_deep:
+                frame = frame.reformat(format=stream.pix_fmt, dst_colorspace=Colorspace.BT2020)
+            if k < first_b:
+                frame.pict_type = PictureType.P
             frame.pts = round(time * TICKS)
             frame.time_base = Fraction(1, TICKS)
             file.mux(stream.encode(frame))
@@ -91,14 +105,14 @@ def rewrite(source: Path, target: Path, change) -> None:
                 copy.mux(packet)
 
 
-def on_screen(times, fps: float, count: int) -> list[int]:
-    """The oracle: for i < count, the number of the last picture that is shown by i / fps."""
-    times = np.asarray(times) - times[0]
-    expected = []
-    for i in range(count):
-        earlier, = np.nonzero(times <= i / fps + decoder.TOLERANCE)
-        expected.append(int(earlier[-1]))
-    return expected
+def on_screen(times, fps: float, count: int, start: float | None = None) -> list[int]:
+    """The oracle: for i < count, the number of the last picture that is shown by i / fps.
+
+    start   the time 0 of a player; None: that of the first picture
+    """
+    times = np.asarray(times) - (times[0] if start is None else start)
+    return [max(0, np.searchsorted(times, i / fps + decoder.TOLERANCE, "right") - 1)
+            for i in range(count)]
 
 
 # ------------------------------------------------------- the right picture at the right time
@@ -119,16 +133,18 @@ def test_pictures_are_chosen_by_presentation_time(tmp_path, name, rate, fps):
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.ts"])
 def test_variable_rate_with_an_offset(tmp_path, name):
     times = 3.2 + np.cumsum(np.random.default_rng(0).choice([0.02, 0.04, 0.11, 0.3, 1.7], 60))
+    start = 0 if name == "a.mp4" else times[0]             # as browsers have it
     numbers = numbers_in(Video(record(tmp_path / name, times)))
-    assert len(numbers) >= 2 * (times[-1] - times[0])
-    assert numbers == on_screen(times, 2, len(numbers))
+    assert len(numbers) >= 2 * (times[-1] - start)
+    assert numbers == on_screen(times, 2, len(numbers), start)
 
 
-@pytest.mark.parametrize("name, rate", [("a.avi", 25), ("a.avi", 0.2), ("a.asf", 25)])
-def test_containers_without_presentation_times(tmp_path, name, rate):
+@pytest.mark.parametrize("name, rate, first_b", [
+    ("a.avi", 25, 0), ("a.avi", 0.2, 0), ("a.asf", 25, 0), ("a.avi", 10, 40), ("a.asf", 10, 40)])
+def test_containers_without_presentation_times(tmp_path, name, rate, first_b):
     """Pictures with B frames; the container has their times of decoding alone."""
-    times = steady(max(20, 2 * rate), rate)
-    video = Video(record(tmp_path / name, times))
+    times = steady(max(20, 2 * rate, 2 * first_b), rate)
+    video = Video(record(tmp_path / name, times, gop=100, first_b=first_b))
     numbers = numbers_in(video)
     assert len(numbers) == pytest.approx(2 * len(times) / rate, abs=1)
     assert numbers == on_screen(times, 2, len(numbers))
@@ -165,38 +181,101 @@ def test_without_times_a_rate_is_assumed(tmp_path, capsys):
         assert f"{rate} a second are assumed" in err and err.count("\n") == 1
 
 
-def graded(plain: np.ndarray, transfer: int) -> np.ndarray:
+def test_a_raw_stream_that_states_no_rate(tmp_path):
+    """FFmpeg gives its packets odd lengths; 25 a second are assumed."""
+    video = Video(record(tmp_path / "a.h265", steady(100, 25), codec="libx265"))
+    assert numbers_in(video) == on_screen(steady(100, 25), 2, 8)
+
+
+CORNERS = {                                    # x, y of red, green and blue, by FFmpeg's number
+    1: [(0.640, 0.330), (0.300, 0.600), (0.150, 0.060)],
+    9: [(0.708, 0.292), (0.170, 0.797), (0.131, 0.046)],
+    12: [(0.680, 0.320), (0.265, 0.690), (0.150, 0.060)],
+}
+
+
+def to_xyz(primaries: int) -> np.ndarray:
+    """The matrix of linear RGB, with white at D65."""
+    corners = np.array([(x / y, 1, (1 - x - y) / y) for x, y in CORNERS[primaries]]).T
+    return corners * np.linalg.solve(corners, [0.3127 / 0.3290, 1, 0.3583 / 0.3290])
+
+
+def graded(plain: np.ndarray, transfer: int, primaries: int) -> np.ndarray:
     """uint8 [H, W, 3] as a phone would store it in HDR, uint16: its white at 203 cd/m2."""
-    to_bt2020 = np.array([[0.6274, 0.3293, 0.0433], [0.0691, 0.9195, 0.0114],
-                          [0.0164, 0.0880, 0.8956]])
-    light = 203 * (plain / 255) ** 2.4 @ to_bt2020.T                   # cd/m2
+    from_bt709 = np.linalg.solve(to_xyz(primaries), to_xyz(1))
+    light = 203 * np.maximum((plain / 255) ** 2.4 @ from_bt709.T, 0)   # cd/m2
     if transfer == decoder.PQ:
         y = (light / 10_000) ** 0.1593017578125
         code = ((0.8359375 + 18.8515625 * y) / (1 + 18.6875 * y)) ** 78.84375
     else:                                                              # HLG
         light = light / 1000
-        luminance = (light @ [0.2627, 0.6780, 0.0593])[..., None]
+        luminance = (light @ to_xyz(primaries)[1])[..., None]
         scene = light * np.maximum(luminance, 1e-6) ** (1 / 1.2 - 1)
         bright = 0.17883277 * np.log(np.maximum(12 * scene - 0.28466892, 1e-9)) + 0.55991073
         code = np.where(scene <= 1 / 12, np.sqrt(3 * scene), bright)
     return np.round(65535 * code).astype(np.uint16)
 
 
-@pytest.mark.parametrize("transfer", [decoder.PQ, decoder.HLG])
-def test_hdr_gets_the_colours_of_ordinary_video(tmp_path, transfer):
+@pytest.mark.parametrize("transfer, primaries", [
+    (decoder.PQ, 9), (decoder.HLG, 9), (decoder.PQ, 12), (decoder.HLG, 12), (decoder.HLG, 1)])
+def test_hdr_gets_the_colours_of_ordinary_video(tmp_path, transfer, primaries):
     plain = np.random.default_rng(0).integers(0, 256, (32, 32, 3)).astype(np.uint8)
-    stored = graded(plain, transfer)
-    sdr = decoder.hdr_to_sdr(stored, transfer)
+    stored = graded(plain, transfer, primaries)
+    sdr = decoder.hdr_to_sdr(stored, transfer, primaries)
     error = np.abs(sdr.astype(int) - plain)             # near black, the curve is steep
     assert sdr.dtype == np.uint8 and error.mean() < 0.1 and error.max() < 10
     brightest = np.full((1, 1, 3), 65535, np.uint16)
-    assert decoder.hdr_to_sdr(brightest, transfer).tolist() == [[[255, 255, 255]]]
+    assert decoder.hdr_to_sdr(brightest, transfer, primaries).tolist() == [[[255, 255, 255]]]
 
-    grey = np.full((64, 96, 3), 120, np.uint8)
-    as_stored = (graded(grey, transfer) >> 8).astype(np.uint8)
-    picture, *_ = Video(record(tmp_path / "a.mp4", [0, 1], picture=lambda k: as_stored,
-                               transfer=transfer))
-    assert np.abs(picture.astype(int) - 120).max() <= 4
+    shown = painted(64, 96)
+    colours = {"color_trc": transfer, "color_primaries": primaries, "colorspace": 9}
+    picture, *_ = Video(record(tmp_path / "a.mp4", [0, 1], colours=colours,
+                               picture=lambda k: graded(shown, transfer, primaries)))
+    assert np.abs(picture.astype(int) - shown).mean() < 4
+
+
+def painted(height: int, width: int) -> np.ndarray:
+    """Four colours side by side."""
+    colours = np.uint8([(200, 60, 50), (60, 180, 70), (60, 70, 190), (190, 180, 60)])
+    return np.tile(np.repeat(colours, width // 4, 0), (height, 1, 1))
+
+
+def test_colours_are_the_stream_s_or_else_the_container_s(tmp_path):
+    """Here the container states BT.709, and the stream that it is unspecified. What FFmpeg cannot
+    convert is refused by name.
+    """
+    bt709 = {"color_trc": 1, "color_primaries": 1, "colorspace": 1}
+    record(tmp_path / "right.mp4", [0, 1], colours=bt709, picture=lambda k: painted(64, 96))
+    with av.open(str(tmp_path / "right.mp4")) as right, av.open(str(tmp_path / "a.mp4"), "w") as copy:
+        stream = copy.add_stream_from_template(right.streams.video[0])
+        unspecified = BitStreamFilterContext("h264_metadata=matrix_coefficients=2",
+                                             right.streams.video[0], stream)
+        for packet in filter(lambda packet: packet.size, right.demux()):
+            for filtered in unspecified.filter(packet):
+                filtered.stream = stream
+                copy.mux(filtered)
+    assert np.array_equal(next(iter(Video(tmp_path / "a.mp4"))),
+                          next(iter(Video(tmp_path / "right.mp4"))))
+
+    record(tmp_path / "b.mp4", [0, 1], colours={"colorspace": 10})
+    with pytest.raises(BadData, match="b.mp4: its colours cannot be converted.*matrix 10"):
+        list(Video(tmp_path / "b.mp4"))
+
+
+def test_of_several_tracks_that_of_players_is_read(tmp_path, capsys):
+    """The first, whatever their bit rates; a line says so."""
+    plain = record(tmp_path / "0.mp4", steady(20, 10), picture=lambda k: picture_of(k, False))
+    noisy = record(tmp_path / "1.mp4", steady(20, 10), picture=lambda k: picture_of(100 + k))
+    with av.open(str(plain)) as a, av.open(str(noisy)) as b, av.open(str(tmp_path / "a.mp4"), "w") as two:
+        streams = [two.add_stream_from_template(file.streams.video[0]) for file in (a, b)]
+        for file, stream in zip((a, b), streams):
+            for packet in filter(lambda packet: packet.size, file.demux()):
+                packet.stream = stream
+                two.mux(packet)
+    video = Video(tmp_path / "a.mp4")
+    assert numbers_in(video) == on_screen(steady(20, 10), 2, 4)
+    video.report()
+    assert "of its 2 video tracks" in capsys.readouterr().err
 
 
 def test_an_empty_packet_shows_the_picture_before_again(tmp_path):
@@ -492,11 +571,11 @@ def test_flipped_bytes_do_not_stop_the_video(tmp_path, films, name):
 
 def test_a_lost_beginning_moves_nothing(tmp_path):
     """Of 10 s, 3 s and more cannot be decoded. The first picture after them replaces them."""
-    path = record(tmp_path / "a.mp4", [3.2 + time for time in TIMES], bframes=0)
+    path = record(tmp_path / "a.mp4", TIMES, bframes=0)
     content = bytearray(path.read_bytes())
     with av.open(str(path)) as file:
         for lost, packet in enumerate(file.demux(video=0)):
-            if packet.is_keyframe and packet.pts * packet.time_base > 3.2 + 3:
+            if packet.is_keyframe and packet.pts * packet.time_base > 3:
                 break
             content[packet.pos:packet.pos + packet.size] = bytes(packet.size)
     path.write_bytes(content)
@@ -517,12 +596,19 @@ def write_hollow(path: Path, films) -> None:
     path.write_bytes(head + bytes(len(content)))
 
 
+def write_list(path: Path, films) -> None:
+    """A list of two clips."""
+    (path.parent / "b.mp4").write_bytes(films["a.mp4"])
+    path.write_text("ffconcat version 1.0\nfile b.mp4\nfile b.mp4\n")
+
+
 @pytest.mark.parametrize("name, make, message", [
     ("file:gone.mp4", lambda path, films: None, "no such file; a video file"),
     ("pipe.mp4", lambda path, films: os.mkfifo(path), "no such file; a video file"),
     ("text.txt", lambda path, films: path.write_text("dear diary\n" * 100), "text file"),
     ("hollow.mp4", write_hollow, "not one picture"),
     ("a.srt", lambda path, films: path.write_text(CUE), "no video stream"),
+    ("a.ffconcat", write_list, "list of films"),
 ])
 def test_what_is_no_video_is_named(tmp_path, films, name, make, message):
     path = tmp_path / name
