@@ -72,9 +72,8 @@ class CLAM(nn.Module):
                 The authors' models have none: all start from zero, and only Z tells them apart.
     dropout     rate in the self-attention over Z, as in the authors' code
     """
-    # The width must be a multiple of twice the heads, and a state can be read within a frame
-    # (`Config.readout`). Memories without heads work frame by frame.
-    HAS_HEADS = True
+    HAS_HEADS = True            # the width must be a multiple of twice their number
+    READ_WITHIN_FRAMES = True   # after any token (`Config.readout`); others: after whole frames
 
     def __init__(
         self,

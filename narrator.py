@@ -37,9 +37,11 @@ from torch import Tensor, nn
 
 from clam import CLAM
 from support.common.errors import BadData
-from support.engine import attention, checkpoint, family, frozen, lora, settings
+from support.common.options import LARGEST, setting
+from support.engine import attention, checkpoint, family, frozen, lora
 from support.engine.pictures import letterbox
 from support.engine.registry import NARRATORS
+from support.engine.settings import check_context, check_memory, check_settings
 
 SYSTEM = ("A multimodal AI assistant is helping users with some activities. "
           "Below is their conversation, interleaved with the list of video frames received by the "
@@ -55,46 +57,69 @@ LARGEST_MASK = 640
 
 @dataclass
 class Config:
-    """All settings of a narrator, as in narrator.json (support/engine/checkpoint.py)."""
+    """All settings of a narrator, as in narrator.json (support/engine/checkpoint.py).
+
+    Each has its help, its values and what it needs beside it (support/common/options.py: setting).
+    Commands make options of them: memory_tokens is --memory-tokens, prune is --no-prune.
+    """
     # hub ids or folders; relative folders are inside the checkpoint
-    llm: str = "meta-llama/Llama-3.2-1B-Instruct"
-    vision: str = "google/siglip-large-patch16-384"
+    llm: str = setting("meta-llama/Llama-3.2-1B-Instruct",
+        "frozen language model: hub id or folder", compared=False)
+    vision: str = setting("google/siglip-large-patch16-384",
+        "frozen vision encoder: hub id or folder", compared=False)
     # what these are, wherever they lie (frozen.py: FrozenModel.mark); None: not known
-    llm_mark: str | None = None
-    vision_mark: str | None = None
+    llm_mark: str | None = setting(None, "the mark of the language model")
+    vision_mark: str | None = setting(None, "the mark of the vision encoder")
     # frames (§3.1)
-    grid: int = 3                 # J = 1 CLS + grid^2 pooled patch tokens; 0: CLS alone
-    width: int = 1024             # D
-    fps: float = 2.0              # frames per second
+    grid: int = setting(3, "pooled tokens per side of a frame, J = 1 CLS + grid^2; 0: CLS alone",
+        (0, 100), needs="the toy, a new narrator")
+    width: int = setting(1024, "of the vision encoder's features, D")
+    fps: float = setting(2.0, "frames per second", (1e-3, 1e3))
     # the visual memory (§3.3)
-    memory: str = "clam"          # one of MEMORIES
-    memory_tokens: int = 20       # M
-    memory_heads: int = 8         # h
-    memory_target: bool = True    # learn a start of each memory token; the authors' models: no
-    memory_dropout: float = 0.1   # of the memory's self-attention
-    readout: str = "frame"        # M_t is read after the whole frame; "cls", as the authors' code
-                                  # does: after the frame's first token
+    memory: str = setting("clam", "the visual memory", MEMORIES, needs="a new narrator")
+    memory_tokens: int = setting(20, "memory tokens, M", needs="a new narrator, a memory")
+    memory_heads: int = setting(8, "heads of the memory, h",
+        needs="a new narrator, a memory with heads")
+    memory_target: bool = setting(True,
+        "learn a start of each memory token; the authors' models: no")
+    memory_dropout: float = setting(0.1, "dropout in the memory's self-attention", (0, 1),
+        needs="a memory with heads", compared=False)
+    readout: str = setting("frame",
+        "M_t is read after the whole frame, or after its first token (as the authors' code does)",
+        ("frame", "cls"), needs="a memory that is read within frames")
     # the context (§3.4)
-    prune: bool = True            # dynamic context management; off, without memory: VideoLLM-online
-    last_k: int | None = None     # FlowNar-C: narrations kept, 0 for none; None: all
-    keep_newline: bool = False    # keep the newlines of narrations that are removed (authors' code)
-    max_segment: float | None = None    # [s] until a segment is restarted; None: never
-    max_position: int | None = None     # from here on positions are turned back; None: never
+    prune: bool = setting(True,
+        "off, nothing is removed from the context (with --memory none: VideoLLM-online)",
+        needs="a new narrator")
+    last_k: int | None = setting(None,
+        'FlowNar-C keeps the last K narrations (10; 0: none), FlowNar "all"',
+        (0, LARGEST), none="all")
+    keep_newline: bool = setting(False,
+        "keep the newlines of narrations that are removed (authors' code)")
+    max_segment: float | None = setting(None,
+        "seconds until a segment is begun anew, silently", compared=False)
+    max_position: int | None = setting(None,
+        "beyond this position, turn back to the prompt", compared=False)
     # the trigger (§3.2)
-    theta: float = 0.8            # narrate when p([SKIP]) <= theta
-    theta_low: float = 0.5        # the threshold soon after a narration
-    refractory: float = 4.0       # for how long after it [seconds]
-    max_new_tokens: int = 100     # of a narration that does not end by itself
-    # LoRA (App. B.6)
-    lora_rank: int = 128
-    lora_alpha: float = 256
-    lora_dropout: float = 0.05
+    theta: float = setting(0.8, "narrate when p([SKIP]) <= theta", (0, 1), compared=False)
+    theta_low: float = setting(0.5, "the threshold soon after a narration", (0, 1),
+        needs="two thresholds", compared=False)
+    refractory: float = setting(4.0, "seconds after a narration with theta-low", (0, LARGEST),
+        needs="two thresholds", compared=False)
+    max_new_tokens: int = setting(100, "of a narration that does not end by itself",
+        compared=False)
+    # LoRA on all linear layers (App. B.6)
+    lora_rank: int = setting(128, "rank of the LoRA matrices", needs="a new narrator")
+    lora_alpha: float = setting(256, "LoRA is scaled by alpha / rank", needs="a new narrator")
+    lora_dropout: float = setting(0.05, "dropout on LoRA's input", (0, 1), compared=False)
 
     MODEL_NAMES = ("llm", "vision")         # no setting: which settings name models
 
     def __post_init__(self):
         """BadData if a value has the wrong type, is out of range, or contradicts another one."""
-        settings.check_settings(self, MEMORIES)
+        check_settings(self)
+        check_memory(self, MEMORIES[self.memory])
+        check_context(self)
 
     @property
     def J(self) -> int:

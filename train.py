@@ -14,7 +14,7 @@ Does not include: sharded weights. (A rank-128 LoRA of an 8B model fits one 80 G
 `--checkpointing`: 34 GB for the longest video, of 19,107 tokens, and 200 GB without.)
 """
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from math import cos, pi
 
 import torch
@@ -22,64 +22,44 @@ from torch import Tensor
 
 import data
 import narrator as nar
-from support.common.options import (
-    DATASETS, in_range, kept_narrations, positive_float, positive_int, probability,
-)
+from support.common.options import DATASETS, LEAST, setting
 from support.common.processes import my_share, sum_of
 from support.engine.checkpoint import narrator_on_llm
-from support.engine.registry import NARRATORS, make_config
+from support.engine.registry import make_config
 from support.engine.run import Run, order, read_ahead
-from support.engine.run_options import option
 
 
 @dataclass
 class Recipe:
     """The paper's recipe (§3.5, §4.1, App. B.6).
 
-    Each field is an option: `--memory-tokens 20`. The others, of how a training runs and of what
-    the paper has not, are added in beyond/commands/train_command.py.
+    Each field is an option, `--batch 64`, and so are many settings of the narrator (narrator.py:
+    Config). The others, of how a training runs and of what the paper has not, are added in
+    beyond/commands/train_command.py.
     """
+    # not an option: the narrator's settings where they are not Config's; with --init, where they
+    # are not the checkpoint's
+    narrator: dict = field(default_factory=dict)
+
     # what is trained, on what
-    data: str = option("ego4d",
+    data: str = setting("ego4d",
         " | ".join(DATASETS) + " | FOLDER of your own videos (support/files/own_videos.py)",
-    )
-    init: str | None = option(None,
-        "start from this checkpoint (the paper: EgoExo4D and EK100 from Ego4D's)",
-    )
-    llm: str | None = option(None,
-        "frozen language model: hub id or folder (toy: the bundled one)",
-    )
-    vision: str | None = option(None,
-        "frozen vision encoder: hub id or folder (toy: the bundled one)",
-    )
-    # FlowNar (§3.3, §3.4)
-    memory: str = option("clam", "the visual memory")
-    memory_tokens: int = option(20, "memory tokens, M", positive_int)
-    prune: bool = option(True,
-        "nothing is removed from the context; with --memory none, the baseline VideoLLM-online",
-    )
-    last_k: int | None = option(None,
-        'narrations kept in context (FlowNar-C: 10; 0: none), or "all"',
-        kept_narrations,
-    )
-    # LoRA on all linear layers
-    lora_rank: int = option(128, "rank of the LoRA matrices", positive_int)
-    lora_alpha: int = option(256,
-        "LoRA is scaled by alpha / rank (the paper: 256 / 128)",
-        positive_int,
-    )
+        compared=False)
+    root: str | None = setting(None, "folder of the data set; default data/NAME",
+        needs="other data than the toy", compared=False)
+    limit: int | None = setting(None, "use at most this many training videos")
+    max_frames: int = setting(1200, "longer videos are cut", needs="other data than the toy")
+    init: str | None = setting(None,
+        "start from this checkpoint (the paper: EgoExo4D and EK100 from Ego4D's)", compared=False)
+    output: str = setting("out/narrator", "folder of the checkpoint, the log and the loss curve",
+        compared=False)
     # AdamW
-    batch: int = option(64, "videos per step, by gradient accumulation", positive_int)
-    epochs: float = option(2.0,
-        "passes through the videos (own videos: 10, or more where the words are new)",
-        in_range(float, 1e-9, 1e6, "above 0, up to a million"),
-    )
-    lr: float = option(2e-4, "peak learning rate", positive_float)
-    warmup: float = option(0.05,
-        "fraction of the steps in which the learning rate rises",
-        probability,
-    )
-    clip: float = option(1.0, "gradients are clipped to this norm", positive_float)
+    batch: int = setting(64, "videos per step, by gradient accumulation")
+    epochs: float = setting(2.0,
+        "passes through the videos (own videos: 10, or more where the words are new)", (LEAST, 1e6))
+    lr: float = setting(2e-4, "peak learning rate")
+    warmup: float = setting(0.05, "fraction of the steps in which the learning rate rises", (0, 1))
+    clip: float = setting(1.0, "gradients are clipped to this norm")
 
 
 # ------------------------------------------------------ videos
@@ -212,40 +192,25 @@ def train(
 # ------------------------------------------------------ load, make
 
 
-def load_samples(options: Recipe, split: str, limit: int | None) -> list[data.Sample]:
-    samples = data.load_dataset(options.data, options.root, split, limit)
-    return [data.shorten(sample, options.max_frames) for sample in samples]
+def load_samples(recipe: Recipe, split: str, limit: int | None) -> list[data.Sample]:
+    samples = data.load_dataset(recipe.data, recipe.root, split, limit)
+    return [data.shorten(sample, recipe.max_frames) for sample in samples]
 
 
-def settings_of(options: Recipe) -> dict:
-    """The settings of a narrator that are options of its training."""
-    names = {f.name for config_class in NARRATORS for f in fields(config_class)}
-    return {f.name: getattr(options, f.name) for f in fields(options) if f.name in names}
-
-
-def new_config(options: Recipe, J: int, width: int, **others) -> nar.Config:
-    """The settings of a new narrator for frame tokens [J, width]; `others` replace options."""
-    settings = settings_of(options)
-    for kind in nar.Config.MODEL_NAMES:
-        if settings[kind] is None:              # not given: those of the paper
-            del settings[kind]
-    settings |= {"grid": round((J - 1) ** 0.5), "width": width}
-    return make_config(**settings | others)
-
-
-def narrator_for(options: Recipe, sample: data.Sample, dtype: torch.dtype) -> nar.Narrator:
+def narrator_for(recipe: Recipe, sample: data.Sample, dtype: torch.dtype) -> nar.Narrator:
     """A narrator for features like the sample's; its first weights are still to be set."""
     J, width = sample.read(0, 1).shape[1:]
-    return narrator_on_llm(new_config(options, J, width, fps=sample.fps), dtype)
+    of_features = {"grid": round((J - 1) ** 0.5), "width": width, "fps": sample.fps}
+    return narrator_on_llm(make_config(**recipe.narrator | of_features), dtype)
 
 
-def pretrained(options: Recipe, dtype: torch.dtype = torch.float32) -> nar.Narrator:
-    """The narrator of --init, with the options that were given."""
-    given = {name: value for name, value in settings_of(options).items() if name in options.given}
+def pretrained(recipe: Recipe, dtype: torch.dtype = torch.float32) -> nar.Narrator:
+    """The narrator of --init, with the settings that are given."""
+    given = dict(recipe.narrator)
     for kind in nar.Config.MODEL_NAMES:
         if kind in given:
             given[f"{kind}_mark"] = None        # it may be another one: there is a training
-    return nar.load(options.init, dtype=dtype, **given)
+    return nar.load(recipe.init, dtype=dtype, **given)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ tests/method/test_golden.py the scores and teacher forcing to the published ones
 """
 import io
 import json
-from argparse import Namespace
 from contextlib import redirect_stderr, redirect_stdout
 from unittest import mock
 
@@ -18,7 +17,7 @@ import narrator as nar
 from beyond.commands import evaluate_command
 from helpers import run_together, save_features, tiny
 from support.common.disk import read_jsonl
-from support.common.options import config_changes
+from support.common.options import Parser, model_options, settings_given
 from support.files.sentences import NarratedVideo as Truth, Sentence
 from toy import world
 from toy.words import ToySentence
@@ -321,9 +320,11 @@ def test_predictions_of_other_settings_or_weights_are_not_taken(tmp_path):
 
 def test_last_k_all():
     """--last-k replaces the value of a FlowNar-C checkpoint; not given, it stays."""
-    assert config_changes(Namespace(last_k=None)) == {}
-    assert config_changes(Namespace(last_k=5)) == {"last_k": 5}
-    assert config_changes(Namespace(last_k="all")) == {"last_k": None}
+    parser = Parser()
+    model_options(parser, nar.Config)
+    for words, expected in (([], {}), (["--last-k", "5"], {"last_k": 5}),
+                            (["--last-k", "all"], {"last_k": None})):
+        assert settings_given(parser.parse_args(words), nar.Config) == expected
 
 
 @pytest.mark.parametrize("protocol", ["teacher", "stream"])

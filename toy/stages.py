@@ -30,13 +30,13 @@ from support.common.errors import BadData, first_line
 from support.common.progress import progress
 from support.engine.checkpoint import load_parameters
 from support.engine.frozen import find_model, load_llm
-from support.engine.registry import new_narrator
-from support.engine.run import Run, made_of
+from support.engine.registry import make_config, new_narrator
+from support.engine.run import Run, identity_of_training
 from support.engine.start import first_weights
 from support.files.features import encode_pictures
 from toy import world
 from train import (
-    Example, Recipe, fit, in_order, new_config, number_of_steps, pretrained, train,
+    Example, Recipe, fit, in_order, number_of_steps, pretrained, train,
 )
 
 LOOK_STEPS = 1400                              # of stage look
@@ -55,7 +55,7 @@ def train_toy(options: Recipe):
         videos = scenes(narrator.vision_encoder(), narrator.layout, kitchens)
     else:
         narrator, videos = new_toy(options, kitchens)
-    options.made_of = made_of(narrator, options)
+    options.identity = identity_of_training(narrator, options)
     if not options.init:
         before_narrating(options, narrator, videos)
     reads = [video.read for video in videos]
@@ -70,14 +70,14 @@ def new_toy(options: Recipe,
             kitchens: Iterable[world.Kitchen]) -> tuple[nar.Narrator, list[Scene]]:
     """A narrator with first weights, and its training videos."""
     # what would stop it later, before anything is loaded
-    llm = find_model(options.llm, "llm")
-    vision = find_model(options.vision, "vision")
+    settings = options.narrator
+    llm = find_model(settings["llm"], "llm")
+    vision = find_model(settings["vision"], "vision")
     if options.look and not Path(options.look).is_file():
         raise BadData(f"--look: {options.look}: no such file")
 
-    encoder = nar.VisionEncoder(vision, options.grid)
-    J = 1 + options.grid ** 2
-    config = new_config(options, J, encoder.width, llm_mark=llm.mark, vision_mark=vision.mark)
+    encoder = nar.VisionEncoder(vision, settings.get("grid", nar.Config.grid))
+    config = make_config(**settings, width=encoder.width, llm_mark=llm.mark, vision_mark=vision.mark)
     narrator = new_narrator(*load_llm(llm), config)
     videos = scenes(encoder, narrator.layout, kitchens)
     reads = [video.read for video in videos]

@@ -36,6 +36,7 @@ class Memory(nn.Module):
     CLAM (clam.py) has the same methods.
     """
     HAS_HEADS = False
+    READ_WITHIN_FRAMES = False
 
     def __init__(self, width: int, M: int = 0, J: int = 1):
         super().__init__()

@@ -30,13 +30,16 @@ from torch import Tensor, nn
 from narrator import FRAME, Config, Narrator
 from stream import Cache, Context
 from support.common.errors import BadData
+from support.common.options import LEAST, setting
 from support.engine.checkpoint import published_name
 
 
 @dataclass
 class RoutedConfig(Config):
     """Settings with that of VideoLLM-MoD."""
-    mod_keep: float = 0.2                   # k / J
+    mod_keep: float = setting(0.2,
+        "VideoLLM-MoD, with --memory none --no-prune: share of a frame's tokens kept, k / J",
+        (LEAST, 1), needs="a new narrator")
 
     def __post_init__(self):
         super().__post_init__()

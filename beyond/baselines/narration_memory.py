@@ -24,6 +24,7 @@ from clam import CLAM
 from narrator import NARRATION, VISUAL, Config, Layout, Narrations, Narrator, Tokens
 from stream import Context
 from support.common.errors import BadData
+from support.common.options import LARGEST, setting
 from support.engine.start import start_memory
 
 HISTORY = -3                # placeholder id, where the tokens of the narration memory go
@@ -32,7 +33,9 @@ HISTORY = -3                # placeholder id, where the tokens of the narration 
 @dataclass
 class HistoryConfig(Config):
     """Settings with that of Table 15."""
-    narration_memory: int = 0               # N
+    narration_memory: int = setting(0,
+        "Table 15: tokens N of a second CLAM, on narrations, which are then not kept",
+        (0, LARGEST), needs="a new narrator")
 
     def __post_init__(self):
         super().__post_init__()

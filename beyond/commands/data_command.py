@@ -14,8 +14,8 @@ from narrator import Config, VisionEncoder
 from support.common.devices import device_and_dtype
 from support.common.errors import command_line
 from support.common.options import (
-    DATASETS, Parser, dataset_folder, device_option, frame_rate, json_option, non_negative_int,
-    positive_float, positive_int,
+    DATASETS, Parser, add_settings, dataset_folder, device_option, json_option, non_negative_int,
+    positive_float, positive_int, settings_given,
 )
 from support.common.processes import process_group
 from support.common.progress import progress
@@ -88,8 +88,7 @@ def stats_command(options: argparse.Namespace) -> None:
 
 @process_group()
 def encode_command(options: argparse.Namespace) -> None:
-    given = {name: getattr(options, name) for name in ("vision", "fps", "grid")
-             if getattr(options, name) is not None}
+    given = settings_given(options, Config)
     if "vision" in given:
         given["vision_mark"] = None             # it may be another one than that of --model
     config = Config(**given)
@@ -168,10 +167,7 @@ def run(arguments: list[str] | None = None) -> None:
                                "settings changed")
     encoding.add_argument("--model",
                           help="narrator whose vision encoder, fps and grid are the defaults")
-    encoding.add_argument("--vision", help=f"default: {Config.vision}")
-    encoding.add_argument("--fps", type=frame_rate, help=f"default: {Config.fps}")
-    encoding.add_argument("--grid", type=non_negative_int,
-                          help=f"pooled tokens per side (default: {Config.grid})")
+    add_settings(encoding, Config, ("vision", "fps", "grid"))
     encoding.add_argument("--batch", type=positive_int, default=32,
                           help="frames at once (default: %(default)s)")
     device_option(encoding)

@@ -20,8 +20,8 @@ from support.common.disk import check_distinct, check_writable, file_name, write
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import (
-    DEFAULT_MODEL, Parser, config_changes, data_options, json_option, model_options,
-    non_negative_int, positive_int, probability, trigger_options,
+    DEFAULT_MODEL, Parser, data_options, in_range, json_option, model_options, non_negative_int,
+    positive_int, settings_given, trigger_options,
 )
 from support.common.processes import KnownToAll, check_equal, process_group
 from support.common.progress import say_as_one
@@ -128,7 +128,7 @@ def narrator_and_samples(args: argparse.Namespace, model: str, streaming: bool =
     """
     samples = samples_of(args, streaming)
     device, dtype = device_and_dtype(args.device, args.dtype)
-    checkpoint = open_checkpoint(model, args.llm, **config_changes(args))
+    checkpoint = open_checkpoint(model, args.llm, **settings_given(args, nar.Config))
     if args.data == "toy":
         find_model(checkpoint.config.vision, "vision")          # before the other one is loaded
     narrator = checkpoint.narrator(device, dtype)
@@ -348,7 +348,7 @@ def main():
 
     streams = commands.add_parser("stream", help="self-conditioned protocol over a data set")
     group = streams.add_argument_group("narration")
-    trigger_options(group)
+    trigger_options(group, nar.Config)
     group.add_argument("--lookahead", type=positive_int, default=4, metavar="K",
                        help="frames in one pass of the language model; the narrations are the same "
                             "in float32, in bfloat16 up to rounding (default %(default)s)")
@@ -359,7 +359,7 @@ def main():
     teacher = commands.add_parser("teacher", help="teacher-forced protocol: PPL, TimeDiff, Fluency, "
                                                   "LM-Correctness")
     group = teacher.add_argument_group("teacher forcing")
-    group.add_argument("--reply-theta", type=probability, default=0.0,
+    group.add_argument("--reply-theta", type=in_range(float, 0, 1), default=0.0,
                        help="also end a segment where p([SKIP]) is below this "
                             "(default 0, as in the authors' code)")
     group.add_argument("--max-frames", type=positive_int, default=1200,
@@ -379,6 +379,7 @@ def main():
                              help="also by the length of the videos: up to 2, 4, 8 minutes, and "
                                   "longer")
         data_options(command.add_argument_group("data set"))
-        model_options(command.add_argument_group("narrator"), default=DEFAULT_MODEL)
+        model_options(command.add_argument_group("narrator"), nar.Config,
+                          default=DEFAULT_MODEL)
     args = parser.parse_args()
     command_line(lambda: args.run(args))

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from beyond.commands.explain import (
     LEGEND, LEGEND_OF_MEMORY, explain, explain_memory, sizes_of, trace_row,
 )
-from narrator import Narrator, VisionEncoder
+from narrator import Config, Narrator, VisionEncoder
 from stream import Decision, narrate
 from beyond.streams.ahead import GUESSED_WORDS
 from beyond.streams.bounds import Bounded, live_bounds, open_stream, tell_of_positions
@@ -32,8 +32,8 @@ from beyond.streams.suspend import State
 from support.common.devices import device_and_dtype
 from support.common.errors import BadData, command_line, say_once
 from support.common.options import (
-    DEFAULT_MODEL, Parser, config_changes, frame_rate, in_range, model_options,
-    non_negative_int, positive_float, positive_int, trigger_options,
+    DEFAULT_MODEL, THAT_OF_CHECKPOINT, Parser, add_settings, in_range, model_options,
+    non_negative_int, positive_float, positive_int, settings_given, trigger_options,
 )
 from support.common.progress import progress, say, say_when
 from support.engine.checkpoint import open_checkpoint
@@ -282,7 +282,7 @@ def load_models(model: str, args: argparse.Namespace,
     chooses = args.dtype == "auto" and device == "cpu"
     if chooses:
         dtype = None                                    # what is faster here
-    changes = config_changes(args)
+    changes = settings_given(args, Config)
     try:
         checkpoint = open_checkpoint(model, args.llm, **changes)
         if has_videos:
@@ -359,8 +359,9 @@ def output_options(parser: argparse._ArgumentGroup) -> None:
         "--explain", action="store_true", help="print what each frame fed, decided and pruned")
     parser.add_argument(
         "--serve", nargs="?", const=PORT, metavar="PORT",
-        type=in_range(int, 0, 65535, "a port, 0 to 65535 (0: any free one)"),
-        help=f"show the same page while narrating, at http://{HOST}:{PORT}/ or another port")
+        type=in_range(int, 0, 65535),
+        help=f"show the same page while narrating, at http://{HOST}:{PORT}/ or another port (0: any "
+             f"free one)")
     parser.add_argument(
         "--pace", type=positive_float, metavar="X",
         help="a recording's frames come as it plays (1), X times as fast, ...; for --serve "
@@ -381,12 +382,8 @@ def endless_options(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--source-option", type=source_option, action="append", default=[], metavar="NAME=VALUE",
         help="an option of FFmpeg for opening the input, such as rtsp_transport=udp")
-    parser.add_argument(
-        "--max-segment", type=positive_float, metavar="S",
-        help="begin a segment anew, silently, after S seconds (default: live 30, else never)")
-    parser.add_argument(
-        "--max-position", type=positive_int, metavar="N",
-        help="beyond position N, turn back to the prompt (default: live 16384, else never)")
+    add_settings(parser, Config, ("max_segment",), "30 of a live source, else never")
+    add_settings(parser, Config, ("max_position",), "16384 of a live source, else never")
 
 
 def speed_options(parser: argparse._ArgumentGroup) -> None:
@@ -411,11 +408,10 @@ def make_parser() -> Parser:
              "camera[:N], /dev/video0, rtsp://..., http://..., - (stdin); of several files, "
              "the output options name folders")
     models = parser.add_argument_group("model")
-    model_options(models, help="checkpoint folder or hub id (default: the bundled one for the "
+    model_options(models, Config, help="checkpoint folder or hub id (default: the bundled one for the "
                                f"toy's videos and for features, else {AUTHORS})")
-    models.add_argument(
-        "--fps", type=frame_rate, help="frames per second (default: the checkpoint's, 2)")
-    trigger_options(parser.add_argument_group("when it narrates"))
+    add_settings(models, Config, ("fps",), THAT_OF_CHECKPOINT)
+    trigger_options(parser.add_argument_group("when it narrates"), Config)
     output_options(parser.add_argument_group("outputs"))
     endless_options(parser.add_argument_group("cameras and streams without end"))
     speed_options(parser.add_argument_group("speed"))

@@ -1,24 +1,23 @@
 """python train.py: its options, what must hold before a training, and what is printed."""
-import argparse
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import Field, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 import torch
 
+import beyond.baselines                        # adds its narrators to narrator.py's
 import narrator as nar
-from beyond.baselines.options import BaselineOptions
 from data import Sample, check_sample, header_of_all, tell_of_unknown_encoder
 from narrator import Config, Narrator
 from support.common.devices import device_and_dtype, is_first_here, rank
 from support.common.disk import check_writable
 from support.common.errors import BadData, command_line
 from support.common.locks import locked
-from support.common.options import DATASETS, Parser
+from support.common.options import DATASETS, Parser, add_settings, refuse_without_effect
 from support.common.processes import process_group, together
 from support.common.progress import say, say_as_one
 from support.engine import checkpoint
@@ -26,8 +25,9 @@ from support.engine.cpu import speed_up
 from support.engine.family import warn_of_longest
 from support.engine.folders import portable_path
 from support.engine.frozen import find_model
+from support.engine.registry import NARRATORS
 from support.engine.run import Run, begin_together
-from support.engine.run_options import FurtherOptions, RunOptions, ToyOptions, flag_of
+from support.engine.run_options import FurtherOptions, RunOptions, ToyOptions
 from support.engine.start import first_weights
 from support.files.features import check_encoder
 from beyond.training.late import late
@@ -35,16 +35,14 @@ from beyond.training.learned import tell_learned
 from beyond.training.anywhere import from_anywhere
 from train import (
     Read, Recipe, in_order, load_samples, mean_loss, narrator_for, number_of_steps, pretrained,
-    read_example, settings_of, train,
+    read_example, train,
 )
 
-NOT_TOY = {"root", "dtype", "max_frames", "val_limit", "device"}
-# what only a new narrator has, or learns in the toy before the paper's training
-ONLY_NEW = {
-    "start", "connector_start", "look", "freeze_memory", "freeze_lora", "recall", "recall_steps",
-}
-# the settings of a narrator that --init may change: its weights do not depend on them
-FREE = {"llm", "vision", "last_k", "readout", "memory_dropout", "lora_dropout"}
+# the settings of a narrator that are options
+SETTINGS = (
+    "llm", "vision", "memory", "memory_tokens", "memory_heads", "memory_dropout", "readout", "prune",
+    "last_k", "lora_rank", "lora_alpha", "lora_dropout", "grid", "mod_keep", "narration_memory",
+)
 
 # The toy (--data toy): small models with a smaller LoRA, and FlowNar-C, for videos of any length.
 TOY = {
@@ -90,57 +88,40 @@ NEW_WORDS = 2.0                                # loss of a token, in nats
 # ------------------------------------------------------------------ options
 
 @dataclass
-class Options(Recipe, FurtherOptions, BaselineOptions, RunOptions, ToyOptions):
+class Options(Recipe, FurtherOptions, RunOptions, ToyOptions):
     """All options of python train.py: the paper's first. Each base is a group of --help."""
-    # not an option: it follows from --start
-    memory_target: bool = False
+    # not an option: the names of those that are given
+    given: frozenset[str] = frozenset()
 
 
 def parse() -> Options:
     """Options from the command line."""
-    parser = Parser(description="Train a narrator.", argument_default=argparse.SUPPRESS)
+    parser = Parser(description="Train a narrator.")
+    narrator = parser.add_argument_group("The narrator (narrator.py: Config)")
+    for kind in NARRATORS:
+        names = kind.__annotations__.keys() & set(SETTINGS)
+        default = None if kind is nar.Config else "without it"
+        add_settings(narrator, kind, names, default, TOY)
     for kind in Options.__mro__[1:-1]:
         group = parser.add_argument_group(kind.__doc__.splitlines()[0].rstrip("."))
-        for f in fields(kind):
-            if f.name in kind.__annotations__ and f.metadata:
-                add_option(group, f)
+        names = {f.name for f in fields(kind) if f.metadata}
+        add_settings(group, kind, names, defaults=TOY)
     options = options_from(**vars(parser.parse_args()))
-
-    of_new = ONLY_NEW | (settings_of(options).keys() - FREE)
-    for name in sorted(options.given):
-        flag = flag_of(name, getattr(Options, name))
-        if options.data == "toy" and name in NOT_TOY:
-            parser.error(f"{flag}: the toy renders its videos, and trains on the CPU in float32")
-        if options.data != "toy" and name in ToyOptions.__annotations__:
-            parser.error(f"{flag}: only for the toy")
-        if options.init and name in of_new:
-            parser.error(f"{flag} is for a new narrator; --init brings one")
-    if options.memory == "none" and "memory_tokens" in options.given:
-        parser.error("--memory none has no --memory-tokens")
+    missing = {}
+    if options.data == "toy":
+        missing["other data than the toy"] = "the toy is rendered, and trained on the CPU in float32"
+    else:
+        missing["the toy"] = "--data toy"
+    if options.init:
+        missing["a new narrator"] = "--init brings a trained one"
+    if options.narrator.get("memory") == "none":
+        missing["a memory"] = "--memory none"
+    refuse_without_effect(options.given, (Options, *NARRATORS), missing)
     return options
 
 
-def add_option(group, f: Field):
-    """Add a field of Options to the parser's options."""
-    flag = flag_of(f.name, f.default)
-    text = f.metadata["help"]
-    if isinstance(f.default, bool):
-        action = "store_false" if f.default else "store_true"
-        group.add_argument(flag, help=text, action=action, dest=f.name)
-        return
-    if f.default is not None:
-        text += f"; default {f.default}"
-    if f.name in TOY:
-        text += f" (toy: {TOY[f.name]})"
-    kind = f.metadata["kind"]
-    if f.name == "memory":
-        kind = tuple(nar.MEMORIES)             # those of the baselines, too
-    values = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
-    group.add_argument(flag, help=text, **values)
-
-
 def options_from(**given) -> Options:
-    """All options, of those that were given: the toy and own videos have defaults of their own."""
+    """All options, of those that are given: the toy and own videos have defaults of their own."""
     values = {}
     data_set = given.get("data", Options.data)
     if data_set == "toy":
@@ -154,13 +135,17 @@ def options_from(**given) -> Options:
     if given.get("prune") is False:
         values["last_k"] = None
     values |= given
-    if values.get("last_k") == "all":
-        values["last_k"] = None
     for name in ("root", "llm", "vision", "look", "init"):
         if values.get(name):
             values[name] = portable_path(values[name])
-    values["memory_target"] = values.get("start", Options.start) == "mimetic"
-    return Options(**values, given=frozenset(given))
+
+    of_training = {f.name for f in fields(Options)}
+    narrator = {name: values.pop(name) for name in values.keys() - of_training}
+    if given.get("init"):
+        narrator = {name: narrator[name] for name in narrator if name in given}
+    else:
+        narrator["memory_target"] = values.get("start", Options.start) == "mimetic"
+    return Options(**values, narrator=narrator, given=frozenset(given))
 
 
 def tell_of_unknown_model(init: str) -> None:
@@ -305,11 +290,12 @@ def look_through(narrator: Narrator, header: dict[str, str], options: Options) -
     header      what the features say of it
     """
     config = narrator.config
+    given = options.narrator.get("vision")
     if not options.init:
-        config.vision = options.vision or header.get("vision") or config.vision
+        config.vision = given or header.get("vision") or config.vision
         config.vision_mark = header.get("vision_mark")
-    if options.vision and Path(options.vision).is_dir():
-        vision = find_model(options.vision, "vision")
+    if given and Path(given).is_dir():
+        vision = find_model(given, "vision")
         vision.refuse_unless(config.vision_mark)
         config.vision_mark = vision.mark
     check_encoder(header, config)

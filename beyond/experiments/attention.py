@@ -105,7 +105,7 @@ def main() -> None:
     parser = Parser(prog="python -m beyond.experiments.attention",
                     description="What true narrations attend to.")
     data_options(parser)
-    model_options(parser, default=DEFAULT_MODEL)
+    model_options(parser, nar.Config, default=DEFAULT_MODEL)
     json_option(parser)
     args = parser.parse_args()
     command_line(lambda: run_attention(args))

@@ -27,7 +27,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from safetensors import safe_open
@@ -47,10 +47,6 @@ from support.files.sources import Source
 FORMAT = 5
 # seconds between two saves, roughly; a live source is also saved after each narration
 EVERY = 60.0
-
-# Settings of a narrator that are not compared: thresholds and bounds, and what its mark tells.
-FREE = ("theta", "theta_low", "refractory", "max_new_tokens", "max_segment", "max_position",
-        "lora_rank", "lora_alpha", "lora_dropout", "memory_dropout")
 
 # What a Context (stream.py), reading ahead and bounds carry from frame to frame, beside the cache. A
 # baseline's Context names the tensors that it adds (FURTHER_TENSORS). Memory tokens are read anew.
@@ -257,9 +253,9 @@ def tensors_of(context: Bounded) -> tuple[str, ...]:
 def identity(narrator, source: Source) -> dict:
     """What must be the same when a stream is resumed: {name used in messages: value}."""
     same = {"source": source_signature(source), "narrator": narrator.mark}
-    for name, value in asdict(narrator.config).items():
-        if name not in FREE and name not in narrator.config.MODEL_NAMES:
-            same[name] = value
+    for f in fields(narrator.config):
+        if f.metadata["compared"]:
+            same[f.name] = getattr(narrator.config, f.name)
     return same
 
 

@@ -1,9 +1,12 @@
-"""Options that several commands have, each written once, and the types of their values."""
+"""Settings and options: what is said of each, once, and the types of their values."""
 from __future__ import annotations
 
 from argparse import SUPPRESS, Action, ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, field, fields
+from itertools import chain
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 from support.common.devices import DTYPES
 from support.common.errors import BadData
@@ -12,6 +15,7 @@ from support.common.version import versions
 
 
 DEFAULT_MODEL = str(Path(__file__).parents[2] / "toy" / "checkpoint")   # the bundled narrator
+THAT_OF_CHECKPOINT = "that of the checkpoint"
 DATASETS = ("toy", "ego4d", "egoexo4d", "ek100")
 
 
@@ -42,13 +46,21 @@ class Parser(ArgumentParser):
 
 # ---------------------------------------------------------------------- types of values
 
+LEAST = 1e-9                                    # of numbers above 0
+LARGEST = 10 ** 9                               # libraries and loops fail beyond it
 
-def in_range(convert: type, low: float, high: float, says: str) -> Callable[[str], float]:
+
+def in_range(convert: type, low: float, high: float, none: str = "") -> Callable[[str], float]:
     """An argparse type: convert(text), refused (exit code 2) unless low <= value <= high.
 
-    says: the values that are allowed, for the message.
+    none        the word for None, if there is one
     """
+    number = "a whole number" if convert is int else "a number"
+    says = f"{number} from {low:,} to {high:,}" + (f', or "{none}"' if none else "")
+
     def parse(text: str):
+        if none and text == none:
+            return None
         try:
             value = convert(text)
         except ValueError:
@@ -59,19 +71,91 @@ def in_range(convert: type, low: float, high: float, says: str) -> Callable[[str
     return parse
 
 
-LARGEST = 10 ** 9                                        # libraries and loops fail beyond it
-positive_int = in_range(int, 1, LARGEST, "a whole number, 1 or more (at most a billion)")
-non_negative_int = in_range(int, 0, LARGEST, "a whole number, 0 or more (at most a billion)")
-positive_float = in_range(float, 1 / LARGEST, LARGEST,
-                          "a number above 0 (from a billionth to a billion)")
-non_negative = in_range(float, 0, LARGEST, "a number, 0 or more (at most a billion)")
-probability = in_range(float, 0, 1, "a number from 0 to 1")
-frame_rate = in_range(float, 1e-3, 1e3, "a number from 0.001 to 1000")
+positive_int = in_range(int, 1, LARGEST)
+non_negative_int = in_range(int, 0, LARGEST)
+positive_float = in_range(float, LEAST, LARGEST)
 
 
-def kept_narrations(text: str) -> int | str:
-    """An argparse type: a number of narrations, or "all"."""
-    return text if text == "all" else non_negative_int(text)
+# ---------------------------------------------------------------------- the table of settings
+
+def setting(default, text: str, values: tuple | Mapping | None = None, *, needs: str = "",
+            compared: bool = True, none: str = ""):
+    """A field of a dataclass: a setting of a narrator (narrator.py: Config), or of a training.
+
+    Most are options of a command. All that is to be known of one stands in its metadata:
+
+    help        what it is
+    values      the smallest and the largest number, or the words that it can be. None: any word, a
+                whole number from 1, a number above 0
+    needs       without what it has no effect, in words with commas between: where this is missing,
+                the option is refused
+    compared    what goes on later (--resume, --state) must have been begun with the same value
+    none        how None is written
+    """
+    about = {"help": text, "values": values, "needs": needs, "compared": compared, "none": none}
+    return field(default=default, metadata=about)
+
+
+def limits_of(f: Field, kind: type) -> tuple[float, float]:
+    """The smallest and the largest value of a setting that is a number."""
+    return f.metadata["values"] or (1 if kind is int else LEAST, LARGEST)
+
+
+def kinds_of(table: type) -> dict[str, tuple]:
+    """The types that each setting of a dataclass can have, with NoneType if it can be None."""
+    return {name: get_args(kind) or (kind,) for name, kind in get_type_hints(table).items()}
+
+
+def flag_of(f: Field) -> str:
+    """How a setting is written as an option: val_limit -> --val-limit. What is on by default is
+    switched off: prune -> --no-prune.
+    """
+    words = f.name.replace("_", "-")
+    return f"--no-{words}" if f.default is True else f"--{words}"
+
+
+def refuse_without_effect(given: Iterable[str], tables: Iterable[type],
+                          missing: Mapping[str, str]) -> None:
+    """BadData if an option would have no effect, because something that it needs is missing.
+
+    given       the names of the options that are given
+    tables      dataclasses of settings, which say what each needs
+    missing     {what is missing: why}
+    """
+    for f in chain.from_iterable(map(fields, tables)):
+        for need in f.metadata.get("needs", "").split(", "):
+            if f.name in given and need in missing:
+                raise BadData(f"{flag_of(f)} needs {need}: {missing[need]}")
+
+
+def add_settings(group, table: type, names: Iterable[str], default: str | None = None,
+                 defaults: Mapping = {}) -> None:
+    """Add settings of a dataclass to the options of a command. What is not given is not in the
+    parser's result.
+
+    default     says what holds if an option is not given; None: the default of its field
+    defaults    those of the toy, which differ
+    """
+    kinds = kinds_of(table)
+    for f in fields(table):
+        if f.name not in names:
+            continue
+        kind = kinds[f.name][0]
+        text = f.metadata["help"]
+        values = f.metadata["values"]
+        if kind is bool:
+            action = "store_false" if f.default else "store_true"
+            group.add_argument(flag_of(f), help=text, action=action, dest=f.name, default=SUPPRESS)
+            continue
+        if default or f.default is not None:
+            text += f"; default {default or f.default}"
+        if f.name in defaults:
+            text += f" (toy: {defaults[f.name]})"
+        if kind is not str:
+            allowed = {"type": in_range(kind, *limits_of(f, kind), f.metadata["none"])}
+        else:
+            allowed = {"choices": values and tuple(values)}
+        group.add_argument(flag_of(f), help=text, default=SUPPRESS, **allowed)
 
 
 def dataset_folder(name: str, root: str | Path | None) -> Path:
@@ -119,41 +203,27 @@ def dtype_option(parser: ArgumentParser):
                              "that multiplies it)")
 
 
-def model_options(parser: ArgumentParser, **model):
-    """`model`: arguments of --model for argparse, such as its default."""
+def model_options(parser: ArgumentParser, config: type, **model):
+    """Of commands that have a narrator.
+
+    config      the class of its settings (narrator.py: Config)
+    model       arguments of --model for argparse, such as its default
+    """
     options = {"help": "checkpoint folder or hub id (default: the bundled toy)"} | model
     parser.add_argument("--model", **options)
-    parser.add_argument("--last-k", type=kept_narrations, metavar="K",
-                        help='FlowNar-C: keep only the last K narrations, or "all" '
-                             '(default: what the checkpoint says)')
     parser.add_argument("--llm", help="base language model: folder or hub id "
                                       "(default: the checkpoint's)")
-    parser.add_argument("--vision",
-                        help="vision encoder: folder or hub id (default: the checkpoint's)")
+    add_settings(parser, config, ("last_k", "vision"), THAT_OF_CHECKPOINT)
     device_option(parser)
     dtype_option(parser)
 
 
-def trigger_options(parser: ArgumentParser):
-    parser.add_argument("--theta", type=probability,
-                        help="narrate when p([SKIP]) <= theta (default 0.8)")
-    parser.add_argument("--theta-low", type=probability,
-                        help="the threshold soon after a narration (default 0.5; not used with "
-                             "--static)")
-    parser.add_argument("--refractory", type=non_negative,
-                        help="seconds after a narration with theta-low (default 4; not used with "
-                             "--static)")
+def trigger_options(parser: ArgumentParser, config: type):
+    add_settings(parser, config, ("theta", "theta_low", "refractory"), THAT_OF_CHECKPOINT)
     parser.add_argument("--static", action="store_true", help="one threshold only, theta")
 
 
-def config_changes(args: Namespace) -> dict:
-    """The settings of a narrator (narrator.py: Config) that the command line changes."""
-    changes = {}
-    for name in ("fps", "theta", "theta_low", "refractory", "last_k", "max_segment",
-                 "max_position", "vision"):
-        value = getattr(args, name, None)                # None: the command lacks it, or not given
-        if value is not None:
-            changes[name] = value
-    if changes.get("last_k") == "all":
-        changes["last_k"] = None
-    return changes
+def settings_given(args: Namespace, config: type) -> dict:
+    """The settings of a narrator (narrator.py: Config) that a command line gives."""
+    names = {f.name for f in fields(config)} - {"llm"}
+    return {name: value for name, value in vars(args).items() if name in names}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
@@ -36,12 +36,6 @@ from support.common.seal import (
 from support.engine.run_options import RunOptions
 
 T = TypeVar("T")
-
-# options that may differ from those of the state, on --resume
-MAY_CHANGE = {"given", "made_of", "memory_target", "output", "device", "resume", "save_every",
-              "val_limit", "checkpointing"}
-# and those of which only what they lead to is compared (`made_of`)
-MAY_CHANGE |= {"data", "root", "llm", "vision", "init", "look", "dtype"}
 
 
 def order(count: int, batch: int, step: int, seed: int) -> list[int]:
@@ -77,13 +71,13 @@ def begin_together(narrator: nn.Module, samples: Sequence, held_out: Sequence,
     must have in common is not the same: settings (with the marks of frozen models), videos, kind of
     device.
     """
-    options.made_of = made_of(narrator, options) | {
+    options.identity = identity_of_training(narrator, options) | {
         "the training videos": digest_of_samples(samples),
         "the features": digest_of_features(samples),
     }
     if is_alone():
         return
-    check_equal(options.made_of | {
+    check_equal(options.identity | {
         "the validation videos": digest_of_samples(held_out),
         "the features for validation": digest_of_features(held_out),
         "--device": next(narrator.llm.parameters()).device.type,
@@ -91,19 +85,19 @@ def begin_together(narrator: nn.Module, samples: Sequence, held_out: Sequence,
     weights_from_first(narrator.trainable())
 
 
-def made_of(narrator: nn.Module, options: RunOptions) -> dict:
+def identity_of_training(narrator: nn.Module, options: RunOptions) -> dict:
     """What a training is made of, but for its videos: it must be the same in all processes and when
     it is resumed, wherever it lies.
     """
-    made = {"--dtype": str(next(narrator.llm.parameters()).dtype)}
+    same = {"--dtype": str(next(narrator.llm.parameters()).dtype)}
     for name, value in asdict(narrator.config).items():
         if name not in narrator.config.MODEL_NAMES:
-            made[f"the narrator's {name}"] = value
+            same[f"the narrator's {name}"] = value
     if options.init:
-        made["--init"] = narrator.mark
+        same["--init"] = narrator.mark
     if options.look:
-        made["--look"] = digest_of_file(options.look)
-    return made
+        same["--look"] = digest_of_file(options.look)
+    return same
 
 
 def weights_from_first(parameters: dict[str, Tensor]) -> None:
@@ -167,9 +161,9 @@ class Run:
         self.parameters = parameters
         self.optimizer = optimizer
         self.number_of_steps = number
-        self.settings = {name: value for name, value in asdict(self.options).items()
-                         if name not in MAY_CHANGE}
-        self.settings |= self.options.made_of | {"steps": number}
+        self.settings = {f.name: getattr(self.options, f.name) for f in fields(self.options)
+                         if f.metadata.get("compared")}
+        self.settings |= self.options.identity | {"steps": number}
         for p in parameters.values():
             p.grad = torch.zeros_like(p)                       # all processes have some to sum
         self.random = torch.get_rng_state()                    # after the steps that are done

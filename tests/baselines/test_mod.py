@@ -154,7 +154,7 @@ def test_a_narrator_with_routers_is_trained(tmp_path):
 @pytest.mark.parametrize("changes, message", [
     ({"memory": "clam"}, "has no memory"),
     ({"prune": True}, "prunes nothing"),
-    ({"mod_keep": 0}, "from 1e-06 to 1"),
+    ({"mod_keep": 0}, "from 1e-09 to 1"),
     ({"mod_keep": True}, "cannot be"),
     ({"narration_memory": 4, "last_k": 0, "prune": True}, "together"),
 ])

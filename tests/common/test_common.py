@@ -27,7 +27,7 @@ from support.common.disk import (
     write_tensors,
 )
 from support.common.errors import BadData, NotDownloaded, command_line
-from support.common.options import non_negative, positive_int
+from support.common.options import in_range, positive_int
 from support.common.progress import progress
 from support.common.text import one_line, without_secrets
 from support.files.sources import source_of
@@ -290,7 +290,7 @@ def test_progress_in_a_pipe_is_a_line_a_minute(capsys, monkeypatch):
 
 @pytest.mark.parametrize("kind, good, bad", [
     (positive_int, ["1", "1000000000"], ["0", "1.5", "9" * 30]),
-    (non_negative, ["0", "1e-9"], ["-1e-9", "1e300", "inf", "nan"]),
+    (in_range(float, 0, 1e9), ["0", "1e-9"], ["-1e-9", "1e300", "inf", "nan"]),
 ])
 def test_numbers_are_of_a_size_that_libraries_can_take(kind, good, bad):
     assert [kind(text) for text in good] == [float(text) for text in good]
