@@ -34,7 +34,9 @@ channels per head):
 Does not include: custom kernels (plain PyTorch only).
 """
 
+from collections.abc import Iterable
 from functools import partial
+from math import ceil, inf
 
 import torch
 import torch.nn.functional as F
@@ -74,6 +76,7 @@ class CLAM(nn.Module):
     """
     HAS_HEADS = True            # the width must be a multiple of twice their number
     READ_WITHIN_FRAMES = True   # after any token (`Config.readout`); others: after whole frames
+    LONGEST = inf               # of the pieces of `chunked`, in tokens
 
     def __init__(
         self,
@@ -257,12 +260,16 @@ class CLAM(nn.Module):
         update = einsum(decayed, v, "... l h c, ... l h e -> ... h c e")
         return decay, update
 
+    @staticmethod
+    def advance(state: Tensor, decay: Tensor, update: Tensor) -> Tensor:
+        """S <- decay * S + update (Eq. 2), what `absorb` says of tokens."""
+        return decay[..., None] * state + update
+
     def step(self, x: Tensor, state: Tensor) -> Tensor:
         """Streaming (Alg. 2, line 5): a frame x [B, L, D] -> the new state."""
         assert len(x) == len(state), "each stream has its own state"
         k, v, log_gate = self.project(x)
-        decay, update = self.absorb(k, v, log_gate)
-        return decay[..., None] * state + update
+        return self.advance(state, *self.absorb(k, v, log_gate))
 
     def chunked(
         self,
@@ -270,8 +277,8 @@ class CLAM(nn.Module):
         read_at: Tensor,
         state: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Training: all tokens between two read-outs at once, see `absorb`. States exist at
-        read-outs only.
+        """Training: the tokens before each read-out are one piece, a long one several (`cut`). What
+        each piece does to the state is computed for all at once, see `absorb`.
 
         x [B, L, D], read_at [B, N] -> memory [B, N, M, D], the last state [B, h, c, e].
         """
@@ -280,22 +287,48 @@ class CLAM(nn.Module):
             state = self.initial_state(len(x))
         states = []                             # of each video: one at each read-out, and the last
         for x_b, ends, state_b in zip(x, read_at.tolist(), state):
-            # N + 1 pieces: one before each read-out, and the rest
             bounds = torch.tensor([0, *ends, len(x_b)])
-            lengths = bounds.diff().tolist()
-            # split, not slices: the gradient of each slice would be as large as all of k
-            pieces = [projected.split(lengths) for projected in self.project(x_b)]
-            of_video = []
-            for k, v, log_gate in zip(*pieces):
-                decay, update = self.absorb(k, v, log_gate)
-                state_b = decay[..., None] * state_b + update           # Eq. 2, piece by piece
-                of_video.append(state_b)
-            states.append(torch.stack(of_video))
+            pieces, up_to = cut(self.project(x_b), bounds.diff().tolist(), self.LONGEST)
+            after = [state_b]                                           # S before and after each
+            for effect in zip(*self.absorb(*pieces)):                   # decay and update
+                after.append(self.advance(after[-1], *effect))          # Eq. 2, piece by piece
+            states.append(torch.stack([after[piece] for piece in up_to]))
         states = torch.stack(states)                                    # [B, N + 1, h, c, e]
         at_read_outs = states[:, :-1]
         return self.read(at_read_outs), states[:, -1]
 
     forward = chunked
+
+
+def cut(
+    tensors: Iterable[Tensor],
+    lengths: list[int],
+    most: float,
+) -> tuple[list[Tensor], list[int]]:
+    """Cut tokens into P pieces: tensors [L, ..] -> [P, l, ..], padded with zeros to one length.
+
+    lengths     of the stretches in which the tokens lie [N]. One that is longer than twice the mean
+                is cut again. So P is below 1.5 N + 1, and P l below 3 L, whatever the lengths.
+    most        of a piece's tokens
+
+    Returns also how many pieces there are up to the end of each stretch [N]. A padded token has
+    k = 0 and log G = 0: it writes nothing, and nothing is forgotten.
+    """
+    assert min(lengths) >= 0, "read-outs come in order, and none after the last token"
+    twice_the_mean = ceil(2 * sum(lengths) / len(lengths))
+    longest = max(1, min(twice_the_mean, max(lengths), most))
+    pieces = []                                                         # how many tokens each has
+    up_to = []
+    for length in lengths:
+        pieces += [min(longest, length - begin) for begin in range(0, length, longest)]
+        up_to.append(len(pieces))
+    is_token = torch.arange(longest) < torch.tensor(pieces)[:, None]    # [P, l]
+    padded = []
+    for tokens in tensors:
+        places = tokens.new_zeros(*is_token.shape, *tokens.shape[1:])
+        places[is_token] = tokens
+        padded.append(places)
+    return padded, up_to
 
 
 if __name__ == "__main__":

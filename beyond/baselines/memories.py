@@ -310,7 +310,7 @@ class DeltaNet(CLAM):
     beta is one number a head, between 0 (the token changes nothing) and 1 (its key holds v_j
     alone). Nothing fades. Queries and read-out are CLAM's, whose G is 1 here.
     """
-    CHUNK = 64                          # tokens that are solved for at once
+    LONGEST = 64                        # tokens that are solved for at once
 
     def __init__(self, width: int, M: int = 20, heads: int = 8, **options):
         super().__init__(width, M, heads, **options)
@@ -341,42 +341,37 @@ class DeltaNet(CLAM):
         at_read_outs = torch.stack(states, dim=1)[videos[:, None], read_at]
         return self.read(at_read_outs), state
 
-    def step(self, x: Tensor, state: Tensor) -> Tensor:
-        """L tokens at once, CHUNK by CHUNK: x [B, L, D], state [B, h, c, e] -> the new state.
+    @staticmethod
+    def absorb(k: Tensor, v: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """L tokens, k [.., L, h, c], v [.., L, h, e], beta [.., L, h, 1] -> k [.., h, L, c], own
+        [.., h, L, e] and held [.., h, L, c] of
 
-        What each token writes depends on what those before it wrote: in a chunk, with S the state
-        before the chunk, the u_i = beta_i (v_i - k_i S_{i-1}) solve
+            S <- S + k^T (own - held S)
+
+        What each token writes depends on what those before it wrote: with S the state before all L,
+        the u_i = beta_i (v_i - k_i S_{i-1}) solve
 
             u_i + beta_i sum_{j < i} (k_i k_j) u_j = beta_i (v_i - k_i S)
 
-        and then S <- S + sum_j k_j^T u_j.
+        and are linear in v and in k S. The new state is S + sum_j k_j^T u_j.
         """
-        assert len(x) == len(state), "each stream has its own state"
-        for chunk in x.split(self.CHUNK, dim=1):
-            if chunk.shape[1] == 0:
-                continue
-            k, v, beta = (tensor.transpose(1, 2) for tensor in self.project(chunk))    # [B, h, L, ..]
-            system = (beta * (k @ k.mT)).tril(-1)                       # with ones on the diagonal
-            wanted = beta * (v - k @ state)
-            u = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
-            state = state + k.mT @ u
+        k, v, beta = (tensor.transpose(-3, -2) for tensor in (k, v, beta))      # [.., h, L, ..]
+        system = (beta * (k @ k.mT)).tril(-1)                           # with ones on the diagonal
+        wanted = beta * torch.cat([v, k], dim=-1)
+        u = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+        own, held = u.split([v.shape[-1], k.shape[-1]], dim=-1)
+        return k, own, held
+
+    @staticmethod
+    def advance(state: Tensor, k: Tensor, own: Tensor, held: Tensor) -> Tensor:
+        """What `absorb` says of tokens: the new state [.., h, c, e]."""
+        return state + k.mT @ (own - held @ state)
+
+    def step(self, x: Tensor, state: Tensor) -> Tensor:
+        """L tokens, a piece after the other: x [B, L, D], state [B, h, c, e] -> the new state."""
+        for piece in x.split(self.LONGEST, dim=1):
+            state = super().step(piece, state)
         return state
-
-    def chunked(self, x: Tensor, read_at: Tensor,
-                state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        if state is None:
-            state = self.initial_state(len(x))
-        states = []                             # of each video: one at each read-out, and the last
-        for x_b, ends, state_b in zip(x, read_at.tolist(), state):
-            bounds = torch.tensor([0, *ends, len(x_b)])
-            of_video = [state_b[None]]
-            for piece in x_b[None].split(bounds.diff().tolist(), dim=1):
-                of_video.append(self.step(piece, of_video[-1]))
-            states.append(torch.cat(of_video[1:]))
-        states = torch.stack(states)                                    # [B, N + 1, h, c, e]
-        return self.read(states[:, :-1]), states[:, -1]
-
-    forward = chunked
 
 
 MEMORIES = {
