@@ -277,7 +277,7 @@ class CLAM(nn.Module):
         read_at: Tensor,
         state: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Training: the tokens before each read-out are one piece, a long one several (`cut`). What
+        """Training: the tokens before each read-out are one piece, a long one several (`in_pieces`). What
         each piece does to the state is computed for all at once, see `absorb`.
 
         x [B, L, D], read_at [B, N] -> memory [B, N, M, D], the last state [B, h, c, e].
@@ -288,7 +288,7 @@ class CLAM(nn.Module):
         states = []                             # of each video: one at each read-out, and the last
         for x_b, ends, state_b in zip(x, read_at.tolist(), state):
             bounds = torch.tensor([0, *ends, len(x_b)])
-            pieces, up_to = cut(self.project(x_b), bounds.diff().tolist(), self.LONGEST)
+            pieces, up_to = in_pieces(self.project(x_b), bounds.diff().tolist(), self.LONGEST)
             after = [state_b]                                           # S before and after each
             for effect in zip(*self.absorb(*pieces)):                   # decay and update
                 after.append(self.advance(after[-1], *effect))          # Eq. 2, piece by piece
@@ -300,7 +300,7 @@ class CLAM(nn.Module):
     forward = chunked
 
 
-def cut(
+def in_pieces(
     tensors: Iterable[Tensor],
     lengths: list[int],
     most: float,

@@ -9,7 +9,7 @@ stream      FlowNar, FlowNar-C and the baselines VideoLLM-online and VideoLLM-Mo
             language model, with the same frames and narrations. The narrations are given, and fed
             word by word, so only the context differs, and in VideoLLM-MoD the tokens that a layer
             computes. Sizes matter here, values of weights do not. The frames are made beforehand
-training    the loss of one video and its gradient
+training    the loss of one video and its gradient: seconds, memory, and what PyTorch starts for it
 
 Bytes in use are those of keys and values in the cache, of CLAM's state and of memory tokens. A window
 is the number of frames after which speed and memory are reported.
@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import narrator as nar
 import stream
@@ -227,8 +228,22 @@ def run_streams(args: argparse.Namespace) -> None:
 
 # ------------------------------------------------------------------------------- a training step
 
+class Operators(TorchDispatchMode):
+    """Within it, counts what PyTorch starts: all operators, and of these the kernels, which are no
+    mere views."""
+    operators = 0
+    kernels = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        returned = function._schema.returns
+        self.operators += 1
+        self.kernels += bool(returned) and returned[0].alias_info is None
+        return function(*args, **(kwargs or {}))
+
+
 def run_training(args: argparse.Namespace) -> None:
-    """The median time of a variant's steps, and the peak memory of the process.
+    """The median time of a variant's steps, the peak memory of the process, and the operators and
+    kernels of one more step.
 
     On a processor, other programs may interrupt a step: only its own time counts there.
     """
@@ -249,23 +264,27 @@ def run_training(args: argparse.Namespace) -> None:
     config = narrator.config
     x = torch.randn(args.frames, config.J, config.width, device=device)        # [T, J, D]
     narrations = list(given_narrations(narrator, args.frames).items())
-    before = peak_memory(narrator.llm.device)
     clock = time.process_time if narrator.llm.device.type == "cpu" else time.perf_counter
-    seconds = []
-    for _ in range(args.steps + 1):
+
+    def step() -> float:
+        """Its seconds."""
         narrator.zero_grad()
         began = clock()
         loss, learned = narrator.loss(x, narrations)
         (loss / learned).backward()
         synchronise(narrator.llm.device)
-        seconds.append(clock() - began)
-    peak = peak_memory(narrator.llm.device)
+        return clock() - began
+
+    step()                                     # the first one also allocates
+    seconds = [step() for _ in range(args.steps)]
     costs = {
         "tokens": len(narrator.layout.sequence(narrations)),
-        "step, s": median(seconds[1:]),        # the first step also allocates
-        "peak memory, MB": peak / 1e6,
-        "of it, the step, MB": (peak - before) / 1e6,
+        "step, s": median(seconds),
+        "peak memory, MB": peak_memory(narrator.llm.device) / 1e6,
     }
+    with Operators() as counted:
+        step()
+    costs |= {"operators": counted.operators, "kernels": counted.kernels}
     print_table([(args.variant, costs)])
     if args.json:
         print(json.dumps(costs))

@@ -3,7 +3,8 @@
 On long videos hardly anything of the mask of Fig. 4 is visible: at 6,400 tokens 8 % of all pairs.
 There attention is called once for each segment, with the segment's own tokens as queries and the
 keys that they see, so that there is no [L, L] tensor. Which keys these are is the caller's business
-(narrator.py: `visible`).
+(narrator.py: `visible`). A GPU takes longer to start so many calls than to compute them: there one
+call attends in all segments (`by_one_call`).
 
 g heads of queries that share their keys become g rows of one product, so that no key is copied for
 them.
@@ -12,7 +13,9 @@ Here is also the loss in pieces, for the same reason: what is as long as a video
 """
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -24,31 +27,39 @@ NAME = "segments"               # of this attention among those of transformers
 # what layers may say of it, and what need not be done for it
 IGNORED = {"position_ids", "use_cache", "output_attentions", "is_causal", "cache_position",
            "layer_idx"}
+TRIED = {}      # whether `by_one_call` gives the loop's numbers, by device, number format and heads
 
 
 class Segments:
     """What the tokens of each segment see. It is made once for all layers.
 
     segment     of each token, from 0 on, without gaps [L]
-    seen        bool [n, L]: which tokens those of each segment see, if they come before them
+    seen        bool [n, L]: which tokens those of each segment see, if they come before them: all
+                of their own segment, and others
     llm         whose layers will ask
     """
 
     def __init__(self, segment: list[int], seen: Tensor, llm):
         _, lengths = torch.tensor(segment).unique_consecutive(return_counts=True)
-        self.masks = []
-        keys = []
-        for tokens, seen_by_segment in zip(torch.arange(len(segment)).split(lengths.tolist()), seen):
-            seen_keys = seen_by_segment[:tokens[-1] + 1].nonzero()[:, 0]
-            keys.append(seen_keys)
-            self.masks.append(mask_of_rows(seen_keys <= tokens[:, None], llm))
-        self.rows = [mask.shape[2] for mask in self.masks]      # of queries, in each segment
-        self.keys = [len(seen_keys) for seen_keys in keys]      # how many they see
-        self.all_keys = torch.cat(keys).to(llm.device)
+        seen = seen & (torch.arange(len(segment)) < lengths.cumsum(0)[:, None])
+        counts = torch.stack([lengths, seen.sum(1)])
+        self.rows, self.keys = counts.tolist()              # of tokens in each segment, and seen
+        self.bounds = F.pad(counts.cumsum(1), (1, 0)).int().to(llm.device)          # [2, n + 1]
+        self.all_keys = seen.nonzero()[:, 1].to(llm.device)
+        self.llm = llm
+        is_gpu = llm.device.type == "cuda" and llm.dtype in (torch.bfloat16, torch.float16)
+        self.in_one_call = is_gpu and one_call_is_right(llm)
+
+    @cached_property
+    def masks(self) -> list[Tensor]:
+        """Of each segment, for the loop."""
+        tokens = torch.arange(sum(self.rows), device=self.all_keys.device)[:, None]
+        pieces = zip(tokens.split(self.rows), self.all_keys.split(self.keys))
+        return [mask_of_rows(seen_keys <= own, self.llm) for own, seen_keys in pieces]
 
 
 def mask_of_rows(sees: Tensor, llm) -> Tensor:
-    """A mask for `attend`, made once for all layers: 0 or -inf [1, 1, Q g, K], from bool [Q, K]: what
+    """A mask for attention, made once for all layers: 0 or -inf [1, 1, Q g, K], from bool [Q, K]: what
     each query sees. g heads of queries share their keys.
     """
     config = llm.config
@@ -83,34 +94,88 @@ def by_mask_or_segments(module, query: Tensor, key: Tensor, value: Tensor,
         attended = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout,
                                                   scale=scaling, is_causal=True, enable_gqa=True)
         return attended.transpose(1, 2), None
-    shared = query.shape[1] // key.shape[1]
-    rows = rearrange(query, "b (h g) q c -> b h (q g) c", g=shared)
     if segments is not None:
         # The same keys are copied for each segment that sees them. For the backward pass they are
         # copied again, so that they need not be kept.
-        attended = checkpoint(attend_by_segments, rows, key, value, segments, dropout, scaling,
-                              use_reentrant=False)
-    else:
-        if attention_mask is not None and attention_mask.shape[2] < rows.shape[2]:
-            # of a layer with a router (beyond/baselines/mod.py): one row a query
-            attention_mask = attention_mask.repeat_interleave(shared, 2)
-        attended = F.scaled_dot_product_attention(rows, key, value, attn_mask=attention_mask,
-                                                  dropout_p=dropout, scale=scaling)
+        attend = by_one_call if segments.in_one_call and not dropout else by_loop
+        return checkpoint(attend, query, key, value, segments, dropout, scaling,
+                          use_reentrant=False), None
+    shared = query.shape[1] // key.shape[1]
+    rows = rearrange(query, "b (h g) q c -> b h (q g) c", g=shared)
+    if attention_mask is not None and attention_mask.shape[2] < rows.shape[2]:
+        # of a layer with a router (beyond/baselines/mod.py): one row a query
+        attention_mask = attention_mask.repeat_interleave(shared, 2)
+    attended = F.scaled_dot_product_attention(rows, key, value, attn_mask=attention_mask,
+                                              dropout_p=dropout, scale=scaling)
     return rearrange(attended, "b h (q g) c -> b q (h g) c", g=shared), None
 
 
-def attend_by_segments(rows: Tensor, key: Tensor, value: Tensor, segments: Segments,
-                       dropout: float, scale: float | None) -> Tensor:
-    """Queries as rows [1, kv heads, L g, c], key and value [1, kv heads, L, c] -> as the rows."""
+def by_loop(query: Tensor, key: Tensor, value: Tensor, segments: Segments, dropout: float = 0.0,
+            scale: float | None = None) -> Tensor:
+    """Segment by segment: query [1, heads, L, c], key and value [1, kv heads, L, c] -> [1, L,
+    heads, c]. The oracle for `by_one_call`.
+    """
+    shared = query.shape[1] // key.shape[1]
+    rows = rearrange(query, "b (h g) q c -> b h (q g) c", g=shared)
+    row_pieces = rows.split([shared * length for length in segments.rows], dim=2)
     # One copy of all keys is split afterwards: a gradient is then summed once, not once a segment.
-    row_pieces = rows.split(segments.rows, dim=2)
     k_pieces = key.index_select(2, segments.all_keys).split(segments.keys, dim=2)
     v_pieces = value.index_select(2, segments.all_keys).split(segments.keys, dim=2)
     attended = []
     for q, k, v, mask in zip(row_pieces, k_pieces, v_pieces, segments.masks):
         attended.append(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout,
                                                        scale=scale))
-    return torch.cat(attended, dim=2)
+    return rearrange(torch.cat(attended, dim=2), "b h (q g) c -> b q (h g) c", g=shared)
+
+
+def by_one_call(query: Tensor, key: Tensor, value: Tensor, segments: Segments, dropout: float = 0.0,
+                scale: float | None = None) -> Tensor:
+    """The same without dropout, all segments at once.
+
+    A segment sees what is left of the past, and then itself: its attention is causal, and its
+    queries are the last rows of its keys. PyTorch has one call for many of such lengths.
+    """
+    from torch.nn.attention.varlen import varlen_attn       # takes seconds, and only GPUs have it
+    options = {}
+    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        options["enable_gqa"] = True            # since torch 2.12 it must be told of shared keys
+    q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
+    attended = varlen_attn(
+        q,
+        k.index_select(0, segments.all_keys),
+        v.index_select(0, segments.all_keys),
+        *segments.bounds, max(segments.rows), max(segments.keys),
+        scale=scale, window_size=(-1, 0), **options)        # causal
+    return attended[None]
+
+
+@torch.enable_grad()
+def one_call_is_right(llm) -> bool:
+    """Whether `by_one_call` gives output and gradients of `by_loop` for such a model: tried once, on
+    two small segments. A GPU may have no kernel, and a kernel may take queries for the first rows
+    of their keys.
+    """
+    heads, kv_heads = llm.config.num_attention_heads, llm.config.num_key_value_heads
+    c = getattr(llm.config, "head_dim", None) or llm.config.hidden_size // heads
+    kind = (llm.device, llm.dtype, heads, kv_heads, c)
+    if kind in TRIED:
+        return TRIED[kind]
+    TRIED[kind] = False                         # while it is tried, and if that fails
+    seen = torch.ones(2, 60, dtype=torch.bool)
+    seen[1, :5] = False
+    segments = Segments([0] * 20 + [1] * 40, seen, llm)
+    chance = torch.Generator(llm.device).manual_seed(0)
+    inputs = [torch.randn(1, n, 60, c, generator=chance, device=llm.device, dtype=llm.dtype,
+                          requires_grad=True) for n in (heads, kv_heads, kv_heads)]
+    results = []
+    for attend in (by_loop, by_one_call):
+        try:
+            attended = attend(*inputs, segments)
+            results.append([attended, *torch.autograd.grad(attended.square().sum(), inputs)])
+        except RuntimeError:
+            return False
+    TRIED[kind] = all((one - loop).norm() < 0.05 * loop.norm() for loop, one in zip(*results))
+    return TRIED[kind]
 
 
 # ---------------------------------------------------------------------- the loss in pieces

@@ -1,11 +1,14 @@
 """CUDA: the numbers of the processor (`pytest -m cuda`, where there is a GPU)."""
+import random
+
 import pytest
 import torch
 
 import narrator as nar
-from helpers import ROOT, TOY, tiny, video
+from helpers import ROOT, TOY, small, tiny, video
 from stream import narrate
 from beyond.streams.bounds import open_stream
+from support.engine import attention
 from support.files.features import open_frames
 from support.files.sources import source_of
 from test_golden import CUT, MODELS, features, load, read
@@ -69,3 +72,26 @@ def test_loss_and_gradients(changes, largest_mask, monkeypatch):
     assert gradients_gpu.keys() == gradients.keys()
     for name, gradient in gradients.items():
         assert torch.allclose(gradients_gpu[name], gradient, atol=1e-4, rtol=1e-3), name
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(32, 8), (9, 3)])
+def test_all_segments_in_one_call(heads, kv_heads):
+    """In bfloat16, heads of 64: output and gradients of the loop on 20 random layouts."""
+    model = small("Llama", hidden_size=64 * heads, num_attention_heads=heads,
+                  num_key_value_heads=kv_heads, head_dim=64).to("cuda", torch.bfloat16)
+    chance = random.Random(0)
+    for _ in range(20):
+        lengths = [chance.randint(1, 150) for _ in range(chance.randint(1, 12))]
+        segment = [n for n, length in enumerate(lengths) for _ in range(length)]
+        seen = torch.rand(len(lengths), len(segment)) < chance.random()
+        seen |= torch.tensor(segment) == torch.arange(len(lengths))[:, None]
+        segments = attention.Segments(segment, seen, model)
+        assert segments.in_one_call
+        inputs = [torch.randn(1, n, len(segment), 64, device="cuda", dtype=torch.bfloat16,
+                              requires_grad=True) for n in (heads, kv_heads, kv_heads)]
+        results = []
+        for attend in (attention.by_loop, attention.by_one_call):
+            attended = attend(*inputs, segments)
+            results.append([attended, *torch.autograd.grad(attended.square().sum(), inputs)])
+        for loop, one_call in zip(*results):
+            assert (one_call - loop).norm() < 0.02 * loop.norm()

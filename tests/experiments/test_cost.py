@@ -73,6 +73,7 @@ def test_a_training_step():
     assert flownar["tokens"] == online["tokens"] + read_outs * (20 + 2)        # with brackets
     for costs in (flownar, online):
         assert 0 < costs["step, s"] < 60
-        assert 0 <= costs["of it, the step, MB"] < costs["peak memory, MB"]
+        assert costs["peak memory, MB"] > 0
+        assert 0 < costs["kernels"] < costs["operators"]
     error = run_cost("training", "--width", 100, ok=False)
     assert "multiple of 128" in error
