@@ -23,6 +23,8 @@ import train
 from beyond.baselines import context_class
 from narrator import load
 from beyond.commands import stream_command
+from beyond.commands.data_command import write_toy
+from beyond.commands.stream_command import AUTHORS, default_model
 from helpers import ROOT, TOY, kitchen_tokens, record, tiny, video
 from beyond.streams.bounds import open_stream
 from beyond.training.late import Past, memory_after
@@ -33,12 +35,14 @@ from support.common.disk import read_jsonl as rows_of
 from support.engine.folders import fetched
 from support.common.errors import BadData
 from support.common.locks import locked
+from support.common.options import DEFAULT_MODEL
 from support.common.text import one_line
 from support.files.sources import source_of
 from support.files.video import write_video
 from test_commands import call, outcome
 from test_equalities import assert_same, constant
 from test_live import until
+from toy import TITLE
 
 # ------------------------------------------------------------------ a long stream, Table 15
 
@@ -257,7 +261,7 @@ def test_other_videos_are_narrated_by_the_published_narrator(cached, tmp_path, m
     """Without --model, for a video that is not the toy's: from the hub's cache, here one with the
     toy's narrator in it. Where the hub gives nothing, one line says what to do.
     """
-    write_video(tmp_path / "a.mp4", [np.full((64, 96, 3), 9 * k, np.uint8) for k in range(4)], 2)
+    write_video(tmp_path / "a.mp4", [np.full((96, 96, 3), 9 * k, np.uint8) for k in range(4)], 2)
     if cached:
         folder = tmp_path / "hub" / "models--zeyun-zhong--flownar-1B-ego4d"
         shutil.copytree(TOY, folder / "snapshots" / "0123")
@@ -272,6 +276,20 @@ def test_other_videos_are_narrated_by_the_published_narrator(cached, tmp_path, m
         assert code == 1 and len(errors.splitlines()) == 1, errors
         for says in ("zeyun-zhong/flownar-1B-ego4d", "licence", "--model toy/checkpoint"):
             assert says in errors
+
+
+def test_the_toy_is_known_by_what_its_files_say(tmp_path):
+    """By the title of a video, or as a copy of the bundled one; and by the encoder of features."""
+    toy, bundled = tmp_path / "a.mp4", tmp_path / "b.mp4"
+    write_toy(1, 0.1, toy)
+    shutil.copy(ROOT / "toy" / "kitchen.mp4", bundled)
+    for path in (toy, bundled):
+        assert default_model([source_of(str(path))]) == DEFAULT_MODEL
+    header = {"vision": "other", "grid": "3", "fps": "2", "duration": "1"}
+    for mark, model in (("81c95822782a", DEFAULT_MODEL), ("another", AUTHORS)):
+        save_file({"x": torch.zeros(2, 10, 128)}, tmp_path / "x.safetensors",
+                  header | {"vision_mark": mark})
+        assert default_model([source_of(str(tmp_path / "x.safetensors"))]) == model
 
 
 def test_a_name_that_is_no_text(tmp_path, monkeypatch):
@@ -290,7 +308,7 @@ def test_a_name_that_is_no_text(tmp_path, monkeypatch):
 
 def test_several_inputs(tmp_path, monkeypatch):
     """Lines carry the input's name, and files go into folders. An input that fails is named, and
-    the others are narrated. Without --model, which is chosen by the size of the videos."""
+    the others are narrated. Without --model, which is chosen by what the files say."""
     monkeypatch.chdir(tmp_path)
     rows_alone = {}
     for name, frames in (("a", 3), ("b", 5)):
@@ -428,7 +446,7 @@ def assert_refused(words, *messages):
 def test_what_cannot_work_is_refused_before_anything_is_loaded(line, message, tmp_path, monkeypatch):
     """One line, no model, and no folder for outputs has been made."""
     monkeypatch.chdir(tmp_path)
-    write_video(tmp_path / "a.mp4", np.zeros((4, 96, 96, 3), np.uint8), 2)
+    write_video(tmp_path / "a.mp4", np.zeros((4, 96, 96, 3), np.uint8), 2, title=TITLE)
     features("x.safetensors", 2)
     os.link("a.mp4", "hard_link")
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from filecmp import cmp
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -30,6 +31,7 @@ from beyond.streams.serve import HOST, PORT, Page, serve
 from beyond.streams.subtitles import Writers, timestamp
 from beyond.streams.suspend import State
 from support.common.devices import device_and_dtype
+from support.common.disk import read_json
 from support.common.errors import BadData, command_line, say_once
 from support.common.options import (
     DEFAULT_MODEL, THAT_OF_CHECKPOINT, Parser, add_settings, in_range, model_options,
@@ -40,16 +42,17 @@ from support.engine.checkpoint import open_checkpoint
 from support.engine.compiled import compile_narrator
 from support.engine.cpu import speed_up
 from support.engine.frozen import find_model
-from support.files.features import check_inputs, open_frames
+from support.files.features import check_inputs, open_features, open_frames
 from support.files.sources import Source, source_of
 from support.files.video import Video
+from toy import TITLE
 
 PROBE = "probe.safetensors"             # what says what the memory of the toy's narrator holds
 LOOKAHEAD = 4                           # frames in one pass, of a recording
 # The narrator of real videos, and the licence of its language model
 AUTHORS = "zeyun-zhong/flownar-1B-ego4d"
 LICENCE = "https://huggingface.co/meta-llama/Llama-3.2-1B-Instruct"
-TOY_SIZE = (96, 96)                     # pixels of the toy's videos
+KITCHEN = Path(DEFAULT_MODEL).with_name("kitchen.mp4")      # a video of the toy without a title
 
 
 class NarratedInput:
@@ -253,21 +256,30 @@ def run_inputs(args: argparse.Namespace) -> None:
 
 
 def default_model(sources: list[Source]) -> str:
-    """The narrator of a command without --model: the bundled one for the toy's videos and for
-    features, the authors' one for all other videos.
+    """The narrator of a command without --model: the bundled one if all inputs are of the toy, else
+    the authors' one.
     """
-    for source in sources:
+    if all(is_of_the_toy(source) for source in sources):
+        return DEFAULT_MODEL
+    return AUTHORS
+
+
+def is_of_the_toy(source: Source) -> bool:
+    """Whether a video says that it is one of the toy, or is the bundled one. Features are, unless
+    they say that they are of another encoder. What cannot be read is no obstacle: it is refused
+    when it is its turn.
+    """
+    try:
         if source.kind == "features":
-            continue
+            mark = read_json(Path(DEFAULT_MODEL) / "narrator.json")["vision_mark"]
+            with open_features(source.path, source.tensor) as (_, header):
+                return header.get("vision_mark", mark) == mark
         if source.kind != "video":
-            return AUTHORS
-        try:
-            size = Video(source.given).size
-        except BadData:                                 # said when it is its turn
-            continue
-        if size != TOY_SIZE:
-            return AUTHORS
-    return DEFAULT_MODEL
+            return False
+        is_bundled = cmp(source.path, KITCHEN, shallow=False)
+        return is_bundled or Video(source.given).title == TITLE
+    except (BadData, OSError):
+        return True
 
 
 def load_models(model: str, args: argparse.Namespace,
@@ -291,7 +303,7 @@ def load_models(model: str, args: argparse.Namespace,
     except BadData as error:
         if args.model or model == DEFAULT_MODEL:
             raise
-        raise BadData(f"a video that is not the toy's needs the authors' narrator: {error}. "
+        raise BadData(f"what is not the toy's needs the authors' narrator: {error}. "
                       f"Accept Meta's licence at {LICENCE}, run `hf auth login` and try again; or "
                       f"give --model toy/checkpoint, which knows only the words of a miniature "
                       f"kitchen") from error
@@ -408,8 +420,10 @@ def make_parser() -> Parser:
              "camera[:N], /dev/video0, rtsp://..., http://..., - (stdin); of several files, "
              "the output options name folders")
     models = parser.add_argument_group("model")
-    model_options(models, Config, help="checkpoint folder or hub id (default: the bundled one for the "
-                               f"toy's videos and for features, else {AUTHORS})")
+    model_options(models, Config,
+                  help="checkpoint folder or hub id (default: the bundled one for the toy's "
+                       "videos, which say so in their title, and for features that are not of "
+                       f"another encoder; else {AUTHORS})")
     add_settings(models, Config, ("fps",), THAT_OF_CHECKPOINT)
     trigger_options(parser.add_argument_group("when it narrates"), Config)
     output_options(parser.add_argument_group("outputs"))

@@ -74,6 +74,7 @@ class Video:
     fps         pictures to give per second
     largest     scale pictures down so that no side is longer (pixels); None: keep their size
     options     of FFmpeg, such as {"framerate": "10"} for a file without times
+    title       that the file gives itself, or ""
     size        height and width of the pictures as given (rotated as the file asks)
     duration    seconds from time 0 to the end that the file's header states, or None
     frames      the number of pictures expected from `duration`, or None
@@ -112,6 +113,7 @@ class Video:
         # what the container says of the colours; decoding replaces it by what the stream says
         context = self._stream.codec_context
         self._colours = {name: getattr(context, name) for name in COLOURS}
+        self.title = self._container.metadata.get("title", "")
         flags = self._container.format.flags
         self._clock_may_change = bool(flags & av.format.Flags.ts_discont.value)
         self.duration = promised(self._container, self._stream)
@@ -448,14 +450,18 @@ def hdr_to_sdr(rgb: np.ndarray, transfer: int, primaries: int) -> np.ndarray:
     return np.round(255 * light ** (1 / 2.4)).astype(np.uint8)
 
 
-def write_video(path: str | Path, frames: Iterable[np.ndarray], fps: float, crf: int = 18) -> None:
+def write_video(path: str | Path, frames: Iterable[np.ndarray], fps: float, crf: int = 18,
+                title: str | None = None) -> None:
     """H.264 in mp4 from uint8 [H, W, 3] frames of even height and width; crf 0 (lossless) to 51.
+    Players show the title.
 
     The file appears when it is complete. Raises BadData if it cannot be written.
     """
     with replacing(path) as temporary:
         with av.open(f"file:{temporary}", "w", format="mp4",
                      options={"movflags": "+faststart"}) as container:
+            if title:
+                container.metadata["title"] = title
             stream = None
             for frame in frames:
                 if stream is None:
