@@ -34,7 +34,7 @@ import narrator as nar
 from data import Sample
 from stream import Cache, Context, narrate
 from support.common.errors import BadData
-from support.common.java import java_problem, run_meteor
+from support.common.java import run_meteor
 from support.common.processes import in_shares, my_share
 from support.common.progress import progress, say
 from support.files.sentences import NarratedVideo, Sentence
@@ -150,7 +150,7 @@ def evaluate(
     texts = []                              # of all pairs: the true sentence, the predicted one
     for matched in pairs.values():
         texts += [(sentence.text, text) for sentence, text in matched]
-    corpus, captions = caption_scores(texts, with_meteor=java_problem() is None)
+    corpus, captions = caption_scores(texts)
 
     result = {
         "videos": len(pairs),
@@ -228,18 +228,18 @@ N_GRAMS = range(1, 5)
 Pair = tuple[str, str]
 
 
-def caption_scores(pairs: list[Pair],
-                   with_meteor: bool) -> tuple[dict[str, float], dict[str, list[float]]]:
+def caption_scores(pairs: list[Pair]) -> tuple[dict[str, float], dict[str, list[float]]]:
     """All scores of the corpus, and all scores of each pair; both by name.
 
-    CIDEr-D and ROUGE-L of the corpus are means over its pairs; METEOR has a way of its own. exact
-    (not in the paper): whether the two are the same.
+    CIDEr-D and ROUGE-L of the corpus are means over its pairs; METEOR has a way of its own, and is
+    left out where it cannot be computed. exact (not in the paper): whether the two are the same.
     """
     each = {"cider": cider(pairs), "rouge_l": rouge_l(pairs)}
     each["exact"] = [true == predicted for true, predicted in pairs]
     corpus = {name: average(scores) for name, scores in each.items()}
-    if with_meteor:
-        each["meteor"], corpus["meteor"] = meteor(pairs)
+    measured = meteor(pairs)
+    if measured:
+        each["meteor"], corpus["meteor"] = measured
     return corpus, each
 
 
@@ -343,12 +343,13 @@ def longest_common_subsequence(r: list[str], s: list[str]) -> int:
     return above[-1]
 
 
-def meteor(pairs: list[Pair]) -> tuple[list[float], float]:
+def meteor(pairs: list[Pair]) -> tuple[list[float], float] | None:
     """METEOR 1.5 (Denkowski and Lavie, 2014) of each pair, and of the corpus.
 
     The words of the two sentences are aligned: equal words, stems, synonyms and paraphrases. The
     score is the weighted harmonic mean of precision and recall of the aligned words, times a
-    penalty on their breaks in order. Computed by the authors' program, which needs Java.
+    penalty on their breaks in order. Computed by the authors' program, which needs Java; None
+    where it does not run.
     """
     return run_meteor(pairs)
 

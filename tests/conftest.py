@@ -1,14 +1,12 @@
 """Lets the tests import the files of the repository root; --slow also runs what takes minutes.
 
-No test asks the hub for a model: offline, a name that is no folder fails at once. Java, which takes
-seconds to start, is started once for all tests of METEOR. Where tests run side by side (pytest -n),
+No test asks the hub for a model: offline, a name that is no folder fails at once. Where tests run side by side (pytest -n),
 each process has one thread, and large files come first, so that no process ends long after the
 others. No test forks: a process with threads can hang in it.
 """
 import os
 import signal
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,16 +19,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 TESTS = Path(__file__).parent
 ROOMS = [str(room) for room in TESTS.iterdir() if room.is_dir()]
 sys.path[:0] = [str(TESTS.parent), str(TESTS), *ROOMS]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_java():
-    from evaluate import java_problem
-    with pytest.MonkeyPatch.context() as patch:
-        if java_problem() is None:
-            from pycocoevalcap.meteor import meteor
-            patch.setattr(meteor, "Meteor", cache(meteor.Meteor))
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -47,7 +35,7 @@ def no_loss_curves():
 def no_java(monkeypatch):
     """METEOR takes seconds to start; test_captions.py tests it once."""
     import evaluate
-    monkeypatch.setattr(evaluate, "java_problem", lambda: "needs Java")
+    monkeypatch.setattr(evaluate, "run_meteor", lambda pairs: None)
 
 
 def pytest_addoption(parser):

@@ -1,11 +1,13 @@
 """Caption scores (§4.1) where little is to be compared, and METEOR. All else of them:
 method/test_golden.py, against the published evaluator's values."""
+import sys
+
 import pytest
 
 import evaluate
+from support.common.java import java_problem
 
-java = pytest.mark.skipif(evaluate.java_problem() is not None,
-                          reason=f"METEOR {evaluate.java_problem()}")
+java = pytest.mark.skipif(java_problem() is not None, reason=f"METEOR {java_problem()}")
 
 
 def test_cider_of_a_single_pair():
@@ -26,6 +28,23 @@ def test_meteor():
     assert 0 < corpus < 1
 
 
-def test_java_problem_is_said(monkeypatch, tmp_path):
+@pytest.mark.parametrize("java, reason", [
+    (None, "needs Java"),
+    ("echo 'no memory' >&2; exit 1", "no memory"),
+    ("while read line; do echo 0,5; done", "could not convert"),
+])
+def test_what_java_lacks_is_said(monkeypatch, tmp_path, capsys, java, reason):
+    """Java is not there, ends at once, or writes other numbers: all other scores stand."""
+    package = tmp_path / "pycocoevalcap" / "meteor"
+    package.mkdir(parents=True)
+    (package / "meteor.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.startswith("pycocoevalcap")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "Java" in evaluate.java_problem()
+    if java:
+        (tmp_path / "java").write_text(f"#!/bin/sh\n{java}\n")
+        (tmp_path / "java").chmod(0o755)
+    corpus, _ = evaluate.caption_scores([("You open it.", "You open it.")])
+    assert f"METEOR is not computed: {reason}" in capsys.readouterr().err
+    assert corpus["rouge_l"] == 1 and "meteor" not in corpus

@@ -212,11 +212,26 @@ def test_score_refuses_a_video_in_two_files(tmp_path):
     ({}, {}, "nothing to score"),
     ({"a": []}, {"a": {"start": 0}}, "list of narrations"),
     ({"a": []}, {"a": []}, "no video has"),
+    ([TRUE["a"][0] | {"of": 1}, TRUE["a"][1] | {"of": 2}], TRUE, "'of' differs from row to row"),
+    ([{"start": 3, "end": 1, "text": "x"}], TRUE, "it starts at 3 and ends at 1"),
 ])
 def test_bad_files_get_one_line(tmp_path, predicted, true, message):
     pred = write(tmp_path / "p.json", predicted)
     gt = write(tmp_path / "g.json", true)
     assert message in command("score", "--pred", pred, "--gt", gt, ok=False)
+
+
+@pytest.mark.parametrize("move, is_told", [
+    (lambda time: 1000 * time, True),           # milliseconds
+    (lambda time: 3600 + time, True),           # the time of day
+    (lambda time: -time, True),
+    (lambda time: 3 + time, False),             # late
+])
+def test_times_of_another_unit_or_origin_are_told(capsys, move, is_told):
+    true = [Sentence(row["time"], row["text"]) for row in TRUE["a"]]
+    moved = [Sentence(move(sentence.time), sentence.text) for sentence in true]
+    evaluate_command.tell_of_other_times({"a": Truth([true])}, {"a": moved})
+    assert ("1 of 1 videos have no prediction within" in capsys.readouterr().err) == is_told
 
 
 def test_partial(tmp_path):

@@ -24,7 +24,7 @@ from support.common.options import (
     positive_int, settings_given, trigger_options,
 )
 from support.common.processes import KnownToAll, check_equal, process_group
-from support.common.progress import say_as_one
+from support.common.progress import say, say_as_one
 from support.common.seal import digest_of, digest_of_features, digest_of_samples
 from support.engine.checkpoint import open_checkpoint
 from support.engine.cpu import speed_up
@@ -56,7 +56,26 @@ def run_score(args: argparse.Namespace):
         if str(notes):
             print(f"{given}: {notes}", file=sys.stderr)
     truths, predictions = paired(truths, predictions, args.gt, args.pred, args.partial)
+    tell_of_other_times(truths, predictions)
     print_measures(args, *measures_of(truths, predictions))
+
+
+def tell_of_other_times(truths: dict[str, NarratedVideo],
+                        predictions: dict[str, list[Sentence]]) -> None:
+    """Say how many videos have predictions, but none from their beginning to their last true
+    narration.
+    """
+    elsewhere = []
+    for name, truth in truths.items():
+        true_times = [sentence.time for sentences in truth.annotators for sentence in sentences]
+        times = [sentence.time for sentence in predictions[name]]
+        if not (true_times and times):
+            continue
+        if min(times) > max(true_times) or max(times) < truth.origin:
+            elsewhere.append(name)
+    if elsewhere:
+        say(f"{len(elsewhere)} of {len(truths)} videos have no prediction within the time of their true "
+            f"narrations ({elsewhere[0]}): are all times in seconds, and from the same beginning?")
 
 
 def add_words_of_toy(truths: dict[str, NarratedVideo], path: Path) -> None:
@@ -106,8 +125,6 @@ def print_measures(args: argparse.Namespace, result: dict, each: dict[str, dict]
     if result.get("without_truth"):
         print(f"left out: {result['without_truth']} videos without a true narration",
               file=sys.stderr)
-    if result.get("meteor", 0) is None:
-        print(f"METEOR is not computed: {evaluate.java_problem()}", file=sys.stderr)
     if groups:
         result = result | {"by_duration": groups}
     if args.json:

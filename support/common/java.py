@@ -1,12 +1,23 @@
-"""METEOR, pycocoevalcap's program that needs Java."""
-from importlib.util import find_spec
-from shutil import which
+"""METEOR, a program in Java that pycocoevalcap brings along."""
+from __future__ import annotations
 
+import subprocess
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
+from tempfile import TemporaryFile
+
+from support.common.progress import say
 from support.common.text import one_line
+
+# of any user: numbers with a decimal point, text in UTF-8
+JAVA = ("java", "-Duser.language=en", "-Duser.country=US", "-Dfile.encoding=UTF-8", "-Xmx2G", "-jar")
+METEOR = ("meteor-1.5.jar", "-", "-", "-stdio", "-l", "en", "-norm")
 
 
 def java_problem() -> str | None:
-    """Why pycocoevalcap's Java programs cannot run here; None if they can."""
+    """Why Java's METEOR cannot run here; None if nothing is missing."""
     if which("java") is None:
         return "needs Java (apt install default-jre-headless)"
     if find_spec("pycocoevalcap") is None:
@@ -14,19 +25,51 @@ def java_problem() -> str | None:
     return None
 
 
-def run_meteor(pairs: list[tuple[str, str]]) -> tuple[list[float], float]:
-    """METEOR of each pair (true sentence, predicted one), and of the corpus."""
-    from pycocoevalcap.meteor.meteor import Meteor
-    true = {}
-    predicted = {}
-    for i, (true_text, predicted_text) in enumerate(pairs):
-        true[i] = [java_line(true_text)]
-        predicted[i] = [java_line(predicted_text)]
-    corpus, scores = Meteor().compute_score(true, predicted)
-    return [float(score) for score in scores], float(corpus)
+def run_meteor(pairs: list[tuple[str, str]]) -> tuple[list[float], float] | None:
+    """METEOR of each pair (true sentence, predicted one), and of the corpus. None, and a line that
+    says why, where it cannot be computed.
+    """
+    problem = java_problem()
+    if problem:
+        tell_once(problem)
+        return None
+    folder = Path(find_spec("pycocoevalcap.meteor.meteor").origin).parent
+    with TemporaryFile("w+", encoding="utf-8", errors="replace") as messages:
+        try:
+            return ask_meteor(pairs, folder, messages)
+        except (OSError, ValueError) as error:         # Java has ended, or no number came
+            messages.seek(0)
+            tell_once(messages.readline().strip() or str(error))
+            return None
+
+
+@cache
+def tell_once(problem: str) -> None:
+    """Groups of videos are measured one by one, and have one problem."""
+    say(f"METEOR is not computed: {problem}")
+
+
+def ask_meteor(pairs: list[tuple[str, str]], folder: Path,
+               messages) -> tuple[list[float], float]:
+    """OSError or ValueError where Java does not answer as it should."""
+    with subprocess.Popen([*JAVA, *METEOR], cwd=folder, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, stderr=messages, text=True,
+                          encoding="utf-8") as java:
+        try:
+            statistics = []
+            for true, predicted in pairs:
+                words = f"SCORE ||| {java_line(true)} ||| {java_line(predicted)}"
+                print(words, file=java.stdin, flush=True)
+                statistics.append(java.stdout.readline().strip())
+            print("EVAL", *statistics, sep=" ||| ", file=java.stdin, flush=True)
+            scores = [float(java.stdout.readline()) for _ in pairs]
+            return scores, float(java.stdout.readline())
+        finally:
+            java.kill()
 
 
 def java_line(text: str) -> str:
-    """A sentence as these programs read it: one line, without the mark ||| that separates sentences
-    there."""
+    """A sentence as this program reads it: one line, without the mark ||| that separates sentences
+    there.
+    """
     return one_line(text.replace("|||", " "))

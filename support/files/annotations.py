@@ -235,12 +235,23 @@ def every_annotator(name: str, root: Path, split: str, notes: Notes) -> list[Ann
             rows_of_video = rows_of.pop(video)  # so that half of millions of rows are in memory
             for annotator, rows in rows_of_video.items():
                 place = f"{path}, video {video}, annotator {annotator}"
-                # only EgoExo4D says what the camera wearer cannot see
-                unseen = [row for row in rows if row.get("ego_visible") is False]
-                seen = [row for row in rows if row.get("ego_visible") is not False]
+                seen = []
+                unseen = []
+                for row in rows:
+                    (seen if is_visible(row, place) else unseen).append(row)
                 annotated.append((video, annotator, in_time(seen, place, notes),
                                   in_time(unseen, place, notes)))
         return annotated
+
+
+def is_visible(row: dict, place: str) -> bool:
+    """Whether the camera wearer can see it: EgoExo4D alone says so. BadData if it says it in another
+    way.
+    """
+    visible = row.get("ego_visible")
+    if not (visible is None or isinstance(visible, bool)):
+        raise BadData(f"{place}: ego_visible is {visible!r}; true, false and null are read")
+    return visible is not False
 
 
 # ------------------------------------------------------------------- intervals, for evaluation

@@ -16,6 +16,7 @@ the problem.
 """
 from __future__ import annotations
 
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from urllib.parse import unquote
@@ -29,6 +30,8 @@ from support.files.sentences import NarratedVideo, Notes, Sentence
 
 ROW = '{"time" or "end": seconds, "text": str}'
 READ = f"a list of narrations [{ROW}, ...]"
+# what our own files say of a narration: the .jsonl of stream.py, the .json of a toy video
+NAMES = {"n", "frame", "start", "end", "time", "text", "p_skip", "tokens", "memory"}
 ENDINGS = (".json", ".jsonl", ".csv", ".srt", ".vtt")
 
 
@@ -105,6 +108,7 @@ def read_file(file: Path, notes: Notes, several: bool) -> dict[str, list[list[Se
         if isinstance(content, dict) and isinstance(content.get("narrations"), list):
             content = content["narrations"]
         if isinstance(content, list):
+            check_one_video(file, content)
             content = {file.stem: content}
         if not isinstance(content, dict):
             raise BadData(f"{file}: expected {READ}, or {{video: {READ}}}")
@@ -127,6 +131,15 @@ def check_one_run(file: Path, rows: list[dict]) -> None:
         raise BadData(f"{file}: its numbers (n) do not rise; one stream a file is read")
 
 
+def check_one_video(file: Path, rows: list) -> None:
+    """BadData if rows differ in what is not read: they may be of several videos, or annotators."""
+    for before, now in pairwise(row for row in rows if isinstance(row, dict)):
+        for name in sorted((before.keys() | now.keys()) - NAMES):
+            if before.get(name) != now.get(name):
+                raise BadData(f"{file}: {name!r} differs from row to row; if the rows are of several "
+                              f"videos, {{video: {READ}}} is read, and if not, leave it out")
+
+
 def to_sentences(rows, where: str) -> list[Sentence]:
     """[{"time" or "end": seconds, "text": str}, ...] -> sentences, sorted by time.
 
@@ -139,9 +152,12 @@ def to_sentences(rows, where: str) -> list[Sentence]:
         fields = row if isinstance(row, dict) else {}
         time = fields.get("time", fields.get("end"))
         text = fields.get("text")
+        start = fields.get("start", time)
         has_two = "time" in fields and "end" in fields
         if has_two or not (is_number(time) and isinstance(text, str)):
             raise BadData(f"{where}, narration {number}: expected {ROW}, not {str(row)[:100]}")
+        if not (is_number(start) and start <= time):
+            raise BadData(f"{where}, narration {number}: it starts at {start} and ends at {time}")
         if not text.isprintable():
             text = one_line(text)
         sentences.append(Sentence(float(time), text))

@@ -106,6 +106,15 @@ def test_egoexo4d(tmp_path):
     assert (hidden.num_frames, hidden.duration) == (1, 10)
 
 
+@pytest.mark.parametrize("visible", ["0", 0, "false"])
+def test_who_sees_it_is_said_in_json_alone(tmp_path, visible):
+    take = [{"descriptions": [description(1.0, "You kneel.", visible)]}]
+    write(tmp_path / "annotations" / "refined_egocentric_atomic_descriptions_gpt_val.json", {"t": take})
+    features(tmp_path, {"t": 20})
+    with pytest.raises(BadData, match="ego_visible is .*; true, false and null are read"):
+        samples("egoexo4d", tmp_path, "val")
+
+
 def test_a_part_of_a_data_set(tmp_path, capsys):
     """Training takes the videos that have features, and counts the others. Evaluation needs all."""
     rows = {f"v{n}": [{"time": 1, "text": "a"}] for n in range(5)}
