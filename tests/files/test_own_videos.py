@@ -13,10 +13,9 @@ from safetensors.torch import load_file, save_file
 
 import data
 import narrator as nar
-import train
 from narrator import load
 from beyond.commands import data_command, train_command
-from helpers import TOY, tiny, video
+from helpers import TOY
 from beyond.training.anywhere import draw_start, from_anywhere, sample_from
 from beyond.streams.subtitles import srt_cue
 from support.common.disk import read_jsonl
@@ -186,17 +185,6 @@ def test_length_of_training(loss, videos, width, epochs, rate):
     assert chosen == pytest.approx({"epochs": epochs, "lr": rate})
 
 
-def test_new_words_are_learned_longer(capsys):
-    """Options that are given stay."""
-    model = tiny()
-    examples = [lambda: train.Example(*video(model))]
-    options = train_command.options_from(data=".", lr=1e-3)
-    assert options.batch == 2
-    train_command.choose_length(model, examples, options)
-    assert (options.epochs, options.lr) == (1200, 1e-3)
-    assert "600 steps (1200 epochs), about " in capsys.readouterr().err
-
-
 # ---------------------------------------------------------------------- narrations
 
 
@@ -338,30 +326,6 @@ def test_what_lies_in_the_folder(tmp_path, capsys):
 
 
 # ---------------------------------------------------------------------- features
-
-
-def test_only_new_and_changed_videos_are_encoded(toys, tmp_path):
-    """The settings are those of the narrator, unless others are given."""
-    _, own = toys
-    folder = tmp_path / "own"
-    shutil.copytree(own, folder)
-    first, second, third = sorted(folder.glob("*.mp4"))
-    files = [own_videos.feature_file(folder, video.stem) for video in (first, second, third)]
-
-    def encoded(*options):
-        """Which files `data.py encode` writes."""
-        before = [file.stat().st_mtime_ns if file.exists() else 0 for file in files]
-        encode(folder, *options)
-        return [file.stat().st_mtime_ns != time for file, time in zip(files, before)]
-
-    assert encoded() == [False, False, False]
-    shutil.copy(first, second)
-    files[2].unlink()
-    assert encoded() == [False, True, True]
-    first_x, second_x, _ = (load_file(file)["features"] for file in files)
-    assert torch.equal(first_x, second_x)
-    assert encoded("--fps", "4") == [True, True, True]
-    assert samples(folder)[0].fps == 4.0
 
 
 def test_features_of_other_settings_are_refused(tmp_path):
