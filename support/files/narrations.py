@@ -96,6 +96,8 @@ def read_narrations(path: Path, notes: Notes, several: bool) -> dict[str, list[l
 def read_file(file: Path, notes: Notes, several: bool) -> dict[str, list[list[Sentence]]]:
     """{video: the sentences of each annotator} of a file."""
     ending = file.suffix.lower()
+    if ending not in ENDINGS:
+        raise BadData(f"{file}: narrations are read from {', '.join(ENDINGS)} files; export one")
     if ending in (".csv", ".srt", ".vtt"):
         return {file.stem: [read_cues(file, notes)]}
     if ending == ".jsonl":
