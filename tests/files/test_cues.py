@@ -137,7 +137,7 @@ def test_captions_that_roll_are_told(tmp_path):
     assert str(notes) == "2 cues that repeat a line of the cue before (do captions roll?) (a.vtt)"
 
 
-JSON = {"a list": [{"end": 5, "text": "B", "start": 9}, {"time": 2, "text": "A\n a", "by": None}]}
+JSON = {"a list": [{"end": 5, "text": "B", "start": 4}, {"time": 2, "text": "A\n a", "by": None}]}
 JSON |= {"narrations": {"narrations": JSON["a list"], "fps": 3}, "by video": {"a": JSON["a list"]}}
 
 
