@@ -16,12 +16,12 @@ from beyond.baselines import context_class
 from beyond.streams.bounds import open_stream, tell_of_positions
 from beyond.training.delays import course_of, means_of_courses
 from support.common.devices import device_and_dtype, rank
-from support.common.disk import check_distinct, check_writable, file_name, write_json
+from support.common.disk import check_apart, check_writable, file_name, write_json
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import (
-    DEFAULT_MODEL, Parser, data_options, in_range, json_option, model_options, non_negative_int,
-    positive_int, settings_given, trigger_options,
+    DEFAULT_MODEL, Parser, data_options, dataset_folder, in_range, json_option, model_options,
+    non_negative_int, positive_int, settings_given, trigger_options,
 )
 from support.common.processes import KnownToAll, check_equal, process_group
 from support.common.progress import say, say_as_one
@@ -44,8 +44,7 @@ Measured = tuple[dict, dict[str, dict]]
 
 
 def run_score(args: argparse.Namespace):
-    for given in (args.pred, args.gt):
-        check_distinct(given, args.per_video or "")
+    check_apart([args.pred, args.gt], [args.per_video])
     check_writable(args.per_video)
     notes_of_truth = Notes()
     notes_of_predictions = Notes()
@@ -243,7 +242,11 @@ def settings_of_rows(args: argparse.Namespace, narrator: nar.Narrator) -> dict:
 
 
 def check_outputs(args: argparse.Namespace) -> None:
-    """BadData if they cannot be written: before anything is loaded."""
+    """BadData if they cannot be written, or would destroy what is read: before anything is loaded."""
+    root = dataset_folder(args.data, args.root)
+    models = [args.model, args.llm, getattr(args, "vision", None)]     # absent: not given
+    check_apart([*models, root, root / "annotations", root / "features"],
+                [args.per_video, args.output])
     check_writable(args.per_video, Path(args.output) / "settings.json" if args.output else None)
 
 

@@ -14,10 +14,12 @@ import narrator as nar
 from data import Sample, check_sample, header_of_all, tell_of_unknown_encoder
 from narrator import Config, Narrator
 from support.common.devices import device_and_dtype, is_first_here, rank
-from support.common.disk import check_writable
+from support.common.disk import check_apart, check_writable
 from support.common.errors import BadData, command_line
 from support.common.locks import locked
-from support.common.options import DATASETS, Parser, add_settings, refuse_without_effect
+from support.common.options import (
+    DATASETS, Parser, add_settings, dataset_folder, refuse_without_effect,
+)
 from support.common.processes import process_group, together
 from support.common.progress import say, say_as_one
 from support.engine import checkpoint
@@ -202,6 +204,9 @@ def check(options: Options, until_the_end: ExitStack) -> None:
         check_writable(Path(options.output) / checkpoint.ADAPTER)
         until_the_end.enter_context(locked(options.output))
         check_output(options)
+        data = dataset_folder(options.data, options.root)
+        read = [data, options.init, options.narrator.get("llm"), options.narrator.get("vision")]
+        check_apart(read, [options.output])
 
 
 def train_toy_alone(options: Options) -> None:

@@ -8,9 +8,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.common.disk import check_distinct, check_writable
+from support.common.disk import check_apart, check_writable
 from support.common.errors import BadData
 from support.common.locks import locked
+from support.common.options import DEFAULT_MODEL
 from support.common.text import without_controls
 from support.files.own_videos import NARRATIONS
 from support.files.sources import Source
@@ -50,9 +51,10 @@ def inputs_of(args: Namespace) -> list[Input]:
                           f"it in another command, so that their outputs differ")
         inputs.append(Input(source, name, files_in_folders(name, options)))
 
-    outputs = [file for given in inputs for file in given.files.values()]
+    read = [given.source.path for given in inputs if not given.source.is_live]
+    read += [args.model or DEFAULT_MODEL, args.llm, getattr(args, "vision", None)]
+    check_apart(read, [file for given in inputs for file in given.files.values()])
     for given in inputs:
-        check_distinct("" if given.source.is_live else given.source.path, *outputs)
         for form, path in given.files.items():
             check_writable(path, in_place=form in WRITTEN)
         # a stream that continues from its state continues its files, too

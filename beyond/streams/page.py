@@ -23,7 +23,7 @@ from math import isnan, nan
 from pathlib import Path
 from urllib.parse import quote
 
-from support.common.disk import check_distinct, expecting, read_jsonl, write_text
+from support.common.disk import check_apart, expecting, read_jsonl, write_text
 from support.common.errors import BadData, command_line
 from support.common.options import Parser
 from support.files.video import (
@@ -216,7 +216,7 @@ def main():
         video = Path(args.video)
         output = Path(args.output)
         Video(video)                                # BadData if it is missing, or no video
-        check_distinct(video, args.narrations, args.trace, output)
+        check_apart([video, args.narrations, args.trace], [output])
         record = read_record(Path(args.narrations), Path(args.trace), video)
         source = video_source(video, output, args.embed)
         write_text(output, make_page(video.name, record.content(), source))

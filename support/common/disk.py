@@ -212,21 +212,30 @@ def is_number(value) -> bool:
 # ---------------------------------------------------------------------- names
 
 
-def check_distinct(*paths: str | Path) -> None:
-    """BadData if two of the paths are one file: an output would destroy an input or an output.
+def check_apart(inputs: Iterable[str | Path | None], outputs: Iterable[str | Path | None]) -> None:
+    """BadData if an output would destroy an input or another output.
 
-    "" is no path. Links are what they lead to; two names of one file (hard links) are one file.
+    inputs      files, and folders, of whose files none may be an output
+    None and "" are no path.
     """
-    files = set()
-    for path in filter(str, paths):
-        file = os.path.realpath(path)          # a loop of links is told when it is opened
-        if os.path.isfile(path):
-            status = os.stat(path)
-            file = status.st_dev, status.st_ino
-        if file in files:
-            raise BadData(f"{path}: is given twice, as input and output or as two outputs; "
-                          f"choose another name")
-        files.add(file)
+    taken = set()
+    for path in filter(None, inputs):
+        taken.add(identity(path))
+        if os.path.isdir(path):
+            taken |= {identity(file) for file in Path(path).iterdir()}
+    for path in filter(None, outputs):
+        if identity(path) in taken:
+            raise BadData(f"{path}: is given twice, as input (or in its folder) and output or as two "
+                          f"outputs; choose another name")
+        taken.add(identity(path))
+
+
+def identity(path: str | Path) -> tuple[int, int] | str:
+    """What a path leads to: links are what they lead to, two names of one file (hard links) are one."""
+    if os.path.exists(path):
+        status = os.stat(path)
+        return status.st_dev, status.st_ino
+    return os.path.realpath(path)              # a loop of links is told when it is opened
 
 
 def file_name(name: str) -> str:
