@@ -9,7 +9,9 @@
                                                     recording (support/files/video.py)
 
 The newest pictures count: at most QUEUE of them wait for a slow narrator, and when another one
-comes, the oldest is dropped. While no pictures come there are none: no black ones, and none twice.
+comes, the oldest is dropped. A decoder that is slower than its stream goes on at a key frame. What
+comes before its time, as the segments of a playlist do, is given at the pace of the stream's clock.
+While no pictures come there are none: no black ones, and none twice.
 """
 from __future__ import annotations
 
@@ -36,6 +38,13 @@ QUEUE = 4                               # pictures that wait for the narrator
 LONGEST_PAUSE = 30                      # seconds between two attempts to open it again
 OUTAGE = 10.0                           # seconds without pictures after which the view has changed
 EARLY = 0.25                            # of 1 / fps: a picture may come so early, as clocks jitter
+# Seconds without a packet until a source is given up: PATIENCE (support/files/video.py); then this,
+# where not even two pictures have come. And seconds without a picture that can be decoded
+LONG_PATIENCE = 120.0
+LATE = 1.5                              # seconds behind the stream: then pictures are left out
+CATCH_UP = 0.5                          # seconds in which all packets that lie ready are read
+LONGEST_STEP = 10.0                     # seconds between packets: else it is another clock
+FASTER = 1.001                          # than its clock a stream is given: it makes up for delays
 
 # FFmpeg's format for cameras, and its name of the one with a number, by operating system
 CAMERAS = {
@@ -45,11 +54,12 @@ CAMERAS = {
 }
 # Options of FFmpeg: do not hold pictures back, nor leave 20 of them out to measure their rate
 LIVE_OPTIONS = {
-    "fflags": "nobuffer+discardcorrupt",
+    "fflags": "discardcorrupt",
     "flags": "low_delay",
     "analyzeduration": "1000000",
     "probesize": "1000000",
     "fpsprobesize": "0",
+    "max_ts_probe": "0",                            # six pictures, which may take minutes
 }
 UDP = {"overrun_nonfatal": "1", "fifo_size": "50000"}
 # Further ones, for a format or a protocol
@@ -156,6 +166,7 @@ class Camera:
         self.gap = inf
         self.begin = 0.0
         self.late = 0.0
+        self.behind = 0.0                           # the most by which a picture was
         # counts for the report
         self.decoded = 0
         self.taken = 0
@@ -164,13 +175,14 @@ class Camera:
         # of the thread
         self.reformatter = VideoReformatter()
         self.due = -inf                             # when the next picture is wanted
+        self.patience = PATIENCE
         self.newest_at = 0.0                        # when the newest came, or else it was opened
 
     def __iter__(self) -> Iterator[np.ndarray]:
         self.thread.start()
         try:
             while True:
-                item = self.waiting.get()
+                item = self._next()
                 if item is None:
                     return
                 if isinstance(item, Exception):
@@ -178,6 +190,15 @@ class Camera:
                 yield self._take(*item)
         finally:
             self.close()
+
+    def _next(self):
+        """The next of those that wait. Until the first picture, what happens is told."""
+        while True:
+            try:
+                return self.waiting.get(timeout=PATIENCE)
+            except Empty:
+                if self.taken == 0:
+                    self.say("no picture yet")
 
     def close(self) -> None:
         """Stop the thread. A thread that waits for data cannot be stopped, and is left."""
@@ -221,8 +242,9 @@ class Camera:
 
     def report(self) -> None:
         """Print in one line on stderr what came, and how late the sentences were."""
+        late = self.late + self.behind
         self.say(f"{self.decoded} pictures decoded, {self.taken} taken, {self.dropped} dropped; "
-                 f"{self.reconnects} reconnects; sentences at most {self.late:.2f} s late")
+                 f"{self.reconnects} reconnects; sentences at most {late:.2f} s late")
 
     def say(self, text: str) -> None:
         say_when(f"{self.name}: {text}")
@@ -254,19 +276,23 @@ class Camera:
         while True:
             decoded_before = self.decoded
             reason = "it ended"
+            is_silent = False
             try:
                 yield from self._watch()
             except av.FFmpegError as error:
                 reason = error.strerror
-                # FFmpeg was told to wait no longer, which of rtsp it calls invalid data
-                if uptime() - self.newest_at > PATIENCE:
-                    reason = f"nothing came for {PATIENCE:g} s"
+                is_silent = isinstance(error, av.error.ExitError)
+                # where an rtsp server has not even answered, FFmpeg calls the data invalid
+                if is_silent or uptime() - self.newest_at > self.patience:
+                    reason = f"nothing came for {self.patience:g} s"
             except (BadData, IndexError) as error:  # IndexError: as in video.py
                 reason = str(error)
             has_ended = self.source == "-" and self.decoded > 0          # a pipe stays so
             if self.closed.is_set() or has_ended:
                 return
-            if self.decoded == 0:
+            if is_silent and self.decoded < 2 and self.patience < LONG_PATIENCE:
+                self.patience = LONG_PATIENCE       # its pictures may be rare
+            elif self.decoded < 2:                  # one: a snapshot
                 raise BadData(f"{self.name}: no pictures ({reason}); check the source")
 
             failures = 1 if self.decoded > decoded_before else failures + 1
@@ -281,18 +307,15 @@ class Camera:
         """Open the source, and give its pictures as they are due, until it ends or fails."""
         file, form, options = self.address
         # whoever writes into a pipe may rest
-        timeout = None if self.source == "-" else (PATIENCE, PATIENCE)
+        timeout = None if self.source == "-" else (self.patience, self.patience)
         self.newest_at = uptime()
         with av.open(file, format=form, options=options, timeout=timeout,
                      metadata_errors="replace") as container:
             # one thread for each slice: with one for each frame, decoding holds some back
             stream = video_stream(container, "it", "SLICE")
-            self.newest_at = uptime()
             is_back = self.decoded == 0             # whether it is known that pictures come
-            for packet in container.demux():
-                if self.closed.is_set():
-                    return
-                frames = undamaged(packet) if packet.stream is stream else []
+            for packet, turn in self._in_turn(container, stream):
+                frames = undamaged(packet)
                 if frames and not is_back:
                     is_back = True
                     self.reconnects += 1
@@ -300,12 +323,57 @@ class Camera:
                 for frame in frames:
                     self.newest_at = uptime()
                     self.decoded += 1
-                    if self._is_due(self.newest_at):
+                    if self._is_due(turn):
                         size = upright_size(frame, stream, self.largest)
                         picture = to_rgb(frame, self.reformatter, size)
-                        yield self.newest_at, time.time(), picture
-                if uptime() - self.newest_at > PATIENCE:
-                    raise BadData(f"nothing that can be decoded for {PATIENCE:g} s")
+                        yield turn, time.time(), picture
+
+    def _in_turn(self, container, stream) -> Iterator[tuple[av.Packet, float]]:
+        """(packet, when it is its turn), by the stream's clock.
+
+        A sender that waits until we read on, as that of a playlist, may give a packet before its
+        time: then it waits. What others send early is newer, and welcome. If decoding is LATE, as
+        compared with the earliest packet, packets are left out up to the newest key frame.
+        """
+        waits_for_us = self.address[0].lower().startswith(("http", "pipe:"))
+        has_times = not container.format.flags & av.format.Flags.no_timestamps.value
+        clock = None                                # what the stream's shows at the packet
+        turn = 0.0
+        least = inf                                 # from the clock to the turn
+        late_since = None
+        for packet in container.demux():
+            now = uptime()
+            if self.closed.is_set():
+                return
+            if packet.stream is stream:
+                before, clock = clock, None
+                if has_times and packet.dts is not None:
+                    clock = float(packet.dts * stream.time_base)
+                if None in (before, clock) or not 0 <= clock - before <= LONGEST_STEP:
+                    turn = now                      # no clock, or a new one
+                    least = inf
+                else:
+                    due = turn + (clock - before) / FASTER
+                    turn = now
+                    if waits_for_us and late_since is None and due > now - LATE:
+                        turn = due
+                        time.sleep(max(0, due - now))
+                    delay = max(turn, now) - clock
+                    least = min(least, delay)
+                    late = delay - least
+                    self.behind = max(self.behind, late)
+                    if late_since is None and late > LATE:
+                        late_since = now
+                    elif late_since and packet.is_keyframe and now - late_since > CATCH_UP:
+                        late_since = None
+                        least = delay               # it has just come
+                if late_since is None:
+                    yield packet, turn
+                else:
+                    self.dropped += 1
+                    stream.codec_context.flush_buffers()
+            if uptime() - self.newest_at > LONG_PATIENCE:
+                raise BadData(f"nothing that can be decoded for {LONG_PATIENCE:g} s")
 
     def _is_due(self, now: float) -> bool:
         """Whether it is the turn of a picture that comes now; then the next one is due later."""

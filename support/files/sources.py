@@ -8,11 +8,11 @@ from pathlib import Path
 from support.common.errors import BadData
 from support.common.text import without_secrets
 
-# A camera of this machine, FFmpeg's test pictures, and every address but these three
+PIPE = re.compile(r"(?is)-|(https?|ftp)://.*")
+# A camera of this machine, FFmpeg's test pictures, and every other address
 LIVE = re.compile(
-    r"(?is)camera(:.+)?|/dev/video.*|lavfi:.+|(?!(https?|file):)[a-z][a-z0-9+.-]+://.*"
+    r"(?is)camera(:.+)?|/dev/video.*|lavfi:.+|(?!(https?|ftp|file):)[a-z][a-z0-9+.-]+://.*"
 )
-PIPE = re.compile(r"(?is)-|https?://.*")
 TENSOR = re.compile(r"(?is)(.+?\.safetensors):(.*)")
 
 

@@ -314,12 +314,28 @@ def open_file(path: str | Path, options: dict[str, str] | None = None):
         raise BadData(f"{name}: no such file; {READ}")
     try:
         # a tag that is not UTF-8 must not stop us
-        return av.open(file, options=options, timeout=timeout, metadata_errors="replace")
+        container = av.open(file, options=options, timeout=timeout, metadata_errors="replace")
     except av.FFmpegError as error:
         reason = error.strerror
         if isinstance(error, av.error.ExitError):
             reason = f"nothing came for {PATIENCE:g} s"
         raise BadData(f"{name}: cannot be opened as a video ({reason}); {READ}") from error
+    if timeout and is_endless(container):
+        raise BadData(f"{name}: comes as it happens and states no end; give --live, or save it and "
+                      f"give the file")
+    return container
+
+
+def is_endless(container) -> bool:
+    """Whether what is sent is no recording: a playlist without its last line, or pictures without
+    times (a web camera's), if neither says how long it is.
+    """
+    if container.duration is not None:
+        return False
+    if container.format.name == "hls":
+        return True
+    has_times = not container.format.flags & av.format.Flags.no_timestamps.value
+    return not has_times and container.size <= 0           # a file of them has a size
 
 
 def video_stream(container, name: str, threads: str):

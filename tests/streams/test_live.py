@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, Thread
 from itertools import islice
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 
 import av
 import pytest
@@ -46,6 +47,7 @@ class Sender(ThreadingHTTPServer):
             garbage: random bytes
             dead: hangs up
             picture: a single one, as addresses of snapshots send it
+            web camera: 50 of them, without times or an end
     """
     daemon_threads = True
 
@@ -89,11 +91,13 @@ class Stream(BaseHTTPRequestHandler):
             return
         self.send_response(200)
         self.end_headers()
-        if self.server.mode == "picture":
-            with av.open(self.wfile, "w", format="mjpeg") as out:
+        if self.server.mode in ("picture", "web camera"):
+            form, count = ("mjpeg", 1) if self.server.mode == "picture" else ("mpjpeg", 50)
+            with av.open(self.wfile, "w", format=form) as out:
                 video = out.add_stream("mjpeg", rate=1)
                 video.width, video.height, video.pix_fmt = 96, 64, "yuvj420p"
-                out.mux(video.encode(av.VideoFrame.from_ndarray(picture_of(0), format="rgb24")))
+                for _ in range(count):
+                    out.mux(video.encode(av.VideoFrame.from_ndarray(picture_of(0), format="rgb24")))
             return
         with av.open(self, "w", format="mpegts", options={"flush_packets": "1"}) as out:
             video = out.add_stream("libx264", rate=20)
@@ -153,7 +157,7 @@ def test_what_is_live():
                  "rtmp://a", "srt://a", "udp://@:5000", "rtp://a", "tcp://a:1", "lavfi:testsrc"]
     files = ["a.mp4", "./camera", "cameras/a.mp4", r"C:\a.mp4", "a:b.mp4", "x.safetensors:a",
              "file:///a.mp4"]
-    if_asked = ["-", "http://a/b.mp4", "HTTPS://a"]
+    if_asked = ["-", "http://a/b.mp4", "HTTPS://a", "ftp://a/b.mp4"]
     every = live_ones + files + if_asked
     kinds = {kind: [given for given in every if source_of(given).kind == kind]
              for kind in ("live", "pipe")}
@@ -212,6 +216,101 @@ def test_pictures_are_those_of_the_moment(sender):
     for picture in islice(source, 10):
         tenths = 10 * (source.arrived - sender.began)
         assert abs(number(picture) - tenths) < 6
+
+
+# ------------------------------------------------------------------ the clock of the stream
+
+def given(monkeypatch, source, arrivals, clock, key=50, decoding=0.0):
+    """Packets that come at these times -> (number, turn, when it is given) of those that are to be
+    decoded, which takes `decoding` s, and their camera.
+
+    clock       seconds from one to the next, as the stream has them
+    key         every so many is a key frame
+    """
+    now = [0.0]
+    monkeypatch.setattr(live, "uptime", lambda: now[0])
+    monkeypatch.setattr(live, "time", SimpleNamespace(sleep=lambda s: now.append(now.pop() + s)))
+    decoder = SimpleNamespace(flush_buffers=lambda: None)
+    stream = SimpleNamespace(time_base=clock, codec_context=decoder)
+
+    def demux():
+        for n, came in enumerate(arrivals):
+            now[0] = max(now[0], came)
+            yield SimpleNamespace(stream=stream, dts=n, is_keyframe=n % key == 0)
+
+    camera = Camera(source)
+    camera.newest_at = inf
+    packets = []
+    container = SimpleNamespace(demux=demux, format=SimpleNamespace(flags=0))
+    for packet, turn in camera._in_turn(container, stream):
+        packets.append((packet.dts, turn, now[0]))
+        now[0] += decoding
+    return packets, camera
+
+
+@pytest.mark.parametrize("segment", [2, 6, 12])
+def test_segments_are_given_at_the_pace_of_their_clock(monkeypatch, segment):
+    """Each comes at once, and three are there. After a while they come 50 s later, for ever: it goes
+    on at the newest key frame.
+    """
+    arrivals = [segment * (n // (25 * segment) - 2) + 50 * (n >= 2100) for n in range(25 * 300)]
+    packets, camera = given(monkeypatch, "http://a/b.m3u8", arrivals, 1 / 25)
+    assert all(0 <= when - turn < live.LATE for _, turn, when in packets)
+    turns = [turn for _, turn, _ in packets]
+    steps = sorted(later - turn for turn, later in zip(turns, turns[1:]))
+    stall = steps.pop()
+    assert 0.039 < steps[0] <= steps[-1] < 0.041
+    assert 50 - 2 * segment <= stall < 51
+    assert camera.dropped == len(arrivals) - len(packets) <= 25 * 2 * segment
+    assert camera.behind == pytest.approx(50 - 2 * segment, abs=0.2)
+
+
+@pytest.mark.parametrize("clock, decoding, key, all_decoded", [
+    (0.02, 1 / 60, 250, True),                  # fast enough
+    (0.019998, 1 / 60, 250, True),              # the camera's clock is slow
+    (0.02, 1 / 49, 250, False),                 # by a little too slow
+    (0.02, 1 / 18, 50, False),
+    (0.02, 1 / 18, 800, False),
+])
+def test_a_slow_decoder_stays_near_its_stream(monkeypatch, clock, decoding, key, all_decoded):
+    """Of 50 pictures a second for ten minutes, with a key frame now and then."""
+    arrivals = [n / 50 for n in range(50 * 600)]
+    packets, camera = given(monkeypatch, "rtsp://a", arrivals, clock, key, decoding)
+    late = max(when - arrivals[n] for n, _, when in packets)
+    assert late < 2
+    assert camera.behind >= late - 0.1 and camera.dropped == len(arrivals) - len(packets)
+    assert (camera.dropped == 0) == all_decoded
+    assert len(packets) > len(arrivals) / 30
+
+
+def test_until_the_first_picture_it_is_told_what_comes(sender, messages, monkeypatch):
+    """It may take longer than a silence."""
+    monkeypatch.setattr(live, "PATIENCE", 0.3)
+    sender.mode = "frozen"
+    threading.Timer(1, setattr, (sender, "mode", "ok")).start()
+    next(iter(Camera(sender.url)))
+    texts = [text for _, _, text in messages]
+    assert texts[0] == "no picture yet"
+    assert "no pictures (nothing came for 0.3 s); trying again" in texts
+
+
+def test_what_has_no_end_is_no_recording(sender, tmp_path):
+    """A web camera without times; a playlist, until it has its last line."""
+    sender.mode = "web camera"
+    with pytest.raises(BadData, match="states no end; give --live"):
+        Video(sender.url)
+    assert len(list(islice(Camera(sender.url), 1))) == 1
+    write_toy(tmp_path / "a.mp4", 1, 0.1)
+    copy_packets(tmp_path / "a.mp4", tmp_path / "a.ts")
+    playlist = tmp_path / "a.m3u8"
+    playlist.write_text("#EXTM3U\n#EXT-X-TARGETDURATION:6\n#EXTINF:6,\na.ts\n")
+    handler = partial(QuietHandler, directory=tmp_path)
+    with serve(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
+        url = f"http://127.0.0.1:{server.server_port}/a.m3u8"
+        with pytest.raises(BadData, match="states no end; give --live"):
+            Video(url)
+        playlist.write_text(playlist.read_text() + "#EXT-X-ENDLIST\n")
+        assert Video(url).duration == 6
 
 
 # ------------------------------------------------------------------ outages
@@ -281,7 +380,7 @@ def test_dead_at_the_start(sender, messages):
         assert "\n" not in str(error.value)
     sender.mode = "picture"
     with pytest.raises(BadData, match="no pictures .*; check the source"):
-        next(iter(Camera(sender.url)))
+        list(Camera(sender.url))
     assert not messages
 
 
@@ -289,7 +388,7 @@ def test_pauses_between_attempts_grow_up_to_the_longest(monkeypatch, messages):
     def watch(source):
         if source.decoded:
             raise BadData("gone")
-        source.decoded += 1
+        source.decoded += 2
         yield 0.0, 0.0, None
 
     monkeypatch.setattr(Camera, "_watch", watch)
