@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
-from itertools import chain, islice
+from itertools import chain
 from math import ceil, inf
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -62,6 +62,7 @@ ENCODER = "libx264"
 COPY_SIZE = 480
 COPY_RATE = 25
 COPY_CRF = 30
+TIMES_OF_DECODING = ("avi", "asf")             # is what these formats have, and no others
 SIZES_OF_ONE_FILM = ("hls", "dash")            # are the tracks of these formats
 # of a playlist without its last line: all of it, until it has been asked in vain so often for more
 PLAYLIST_OPTIONS = {"live_start_index": "0", "m3u8_hold_counters": "2"}
@@ -122,16 +123,13 @@ class Video:
             self.frames = max(1, ceil((self.duration - TOLERANCE) * self.fps))
 
         pictures = self._decode()
-        first = list(islice(pictures, 16))     # these show the size and the clock
-        if not first:
+        first = next(pictures, None)           # it shows the size
+        if first is None:
             raise BadData(f"{self.name}: not one picture can be decoded; {READ}")
-        self._pictures = chain(first, pictures)
-        self.size = upright_size(first[0], self._stream, self.largest)
+        self._pictures = chain([first], pictures)
+        self.size = upright_size(first, self._stream, self.largest)
 
-        # A decoder gives pictures in the order of presentation. If their times step back, they are
-        # times of decoding, as AVI and ASF have them: then dts is the clock.
-        self._by_dts = self._container.format.name in ("avi", "asf") or not is_sorted(
-            frame.pts for frame in first) and is_sorted(frame.dts for frame in first)
+        self._by_dts = self._container.format.name in TIMES_OF_DECODING
         self._start = start_of(self._container) or 0.0
         self._has_times = not flags & av.format.Flags.no_timestamps.value
         # whether the file states where it begins and how long a picture is shown
@@ -180,16 +178,14 @@ class Video:
         try:
             return to_rgb(frame, reformatter, self.size)
         except av.FFmpegError as error:
-            raise BadData(f"{self.name}: its colours cannot be converted to RGB "
-                          f"({error.strerror}: {frame.format.name}, matrix {frame.colorspace} of "
-                          f"ISO/IEC 23091-2); BT.601, BT.709 and BT.2020 are read: convert it "
-                          f"first") from error
+            raise BadData(f"{self.name}: its colours (matrix {frame.colorspace} of H.273) cannot be "
+                          f"converted; BT.601, BT.709 and BT.2020 are read") from error
 
     def report(self) -> None:
         """Print what is to be known of the file in one line on stderr; after an iteration."""
         problems = []
         if self._tracks > 1:
-            problems.append(f"of its {self._tracks} video tracks, the one that players show was read")
+            problems.append("of several video tracks, the one that players show was read")
         if self._timeless > TIMELESS:
             problems.append(f"{self._timeless} pictures have no time of their own, "
                             f"{1 / self._step:g} a second are assumed (--source-option "
@@ -287,12 +283,6 @@ class Video:
             yield Decoded(frame, clock, self._step)
 
 
-def is_sorted(times: Iterable[int | None]) -> bool:
-    """Whether the times that are known do not decrease."""
-    known = [time for time in times if time is not None]
-    return known == sorted(known)
-
-
 def open_file(path: str | Path, options: dict[str, str] | None = None):
     """The open container of a video; `options` are FFmpeg's.
 
@@ -351,9 +341,8 @@ def video_stream(container, name: str, threads: str):
     tracks = film_tracks(container)
     if not tracks:
         raise BadData(f"{name}: has no video stream (sound with a cover, subtitles or nothing)")
-    # players show the first of those that are marked for it
-    shown = [track for track in tracks if track.disposition & Disposition.default]
-    stream = (shown or tracks)[0]
+    # players show the first of those that are marked for it, or the first
+    stream = max(tracks, key=lambda track: track.disposition & Disposition.default)
     if form in SIZES_OF_ONE_FILM:
         stream = container.streams.best("video")
     if stream.codec_context is None:
