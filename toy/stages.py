@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import narrator as nar
+from beyond.training.card import write_card
 from beyond.training.late import Past, late
 from support.common.disk import write_tensors
 from support.common.errors import BadData, first_line
@@ -64,6 +65,7 @@ def train_toy(options: Recipe):
     with Run("narrator", options) as run:
         train(narrator, videos_of, number_of_steps(options, len(videos)), options, run)
     narrator.save(options.output, torch.bfloat16)
+    write_card(narrator.config, len(videos), options)
 
 
 def new_toy(options: Recipe,

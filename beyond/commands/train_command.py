@@ -28,10 +28,11 @@ from support.engine.family import warn_of_longest
 from support.engine.folders import portable_path
 from support.engine.frozen import find_model
 from support.engine.registry import NARRATORS
-from support.engine.run import Run, begin_together
+from support.engine.run import Run, begin_together, recompute_activations
 from support.engine.run_options import FurtherOptions, RunOptions, ToyOptions
 from support.engine.start import first_weights
 from support.files.features import check_encoder
+from beyond.training.card import write_card
 from beyond.training.late import late
 from beyond.training.learned import tell_learned
 from beyond.training.anywhere import from_anywhere
@@ -244,7 +245,7 @@ def train_on_files(options: Options) -> None:
     begin_together(narrator, samples, held_out, options)
     speed_up(narrator, learns=True)
     if options.checkpointing:
-        narrator.llm.gradient_checkpointing_enable({"use_reentrant": False})
+        recompute_activations(narrator.llm)
 
     # train
     videos_of = in_order(videos, options.batch, options.seed)
@@ -266,6 +267,7 @@ def train_on_files(options: Options) -> None:
     process, _ = rank()
     if process == 0:
         narrator.save(options.output)
+        write_card(narrator.config, len(videos), options)
     if has_own_videos:
         tell_learned(narrator, samples, "training videos")
     if has_own_videos and held_out:

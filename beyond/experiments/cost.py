@@ -39,6 +39,7 @@ from support.common.options import (
     DEFAULT_MODEL, Parser, device_option, dtype_option, json_option, positive_int,
 )
 from support.common.progress import progress
+from support.engine.run import recompute_activations
 from support.engine.frozen import load_tokenizer
 from support.engine.cpu import speed_up
 from support.engine.norms import fuse_norms
@@ -260,7 +261,7 @@ def run_training(args: argparse.Namespace) -> None:
         settings = settings | SMALL_LORA
     narrator = random_narrator(size, device, dtype, **settings).train()
     if args.checkpointing:
-        narrator.llm.gradient_checkpointing_enable({"use_reentrant": False})
+        recompute_activations(narrator.llm)
     config = narrator.config
     x = torch.randn(args.frames, config.J, config.width, device=device)        # [T, J, D]
     narrations = list(given_narrations(narrator, args.frames).items())

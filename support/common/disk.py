@@ -220,17 +220,17 @@ def check_apart(inputs: Iterable[str | Path | None], outputs: Iterable[str | Pat
     """
     taken = set()
     for path in filter(None, inputs):
-        taken.add(identity(path))
+        taken.add(file_behind(path))
         if os.path.isdir(path):
-            taken |= {identity(file) for file in Path(path).iterdir()}
+            taken |= {file_behind(file) for file in Path(path).iterdir()}
     for path in filter(None, outputs):
-        if identity(path) in taken:
+        if file_behind(path) in taken:
             raise BadData(f"{path}: is given twice, as input (or in its folder) and output or as two "
                           f"outputs; choose another name")
-        taken.add(identity(path))
+        taken.add(file_behind(path))
 
 
-def identity(path: str | Path) -> tuple[int, int] | str:
+def file_behind(path: str | Path) -> tuple[int, int] | str:
     """What a path leads to: links are what they lead to, two names of one file (hard links) are one."""
     if os.path.exists(path):
         status = os.stat(path)

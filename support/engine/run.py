@@ -63,6 +63,15 @@ def read_ahead(videos: Iterable[Callable[[], T]]) -> Iterator[T]:
     return prefetch((read() for read in videos), 1)
 
 
+def recompute_activations(llm: nn.Module) -> None:
+    """The backward pass computes the activations of layers anew: less memory, more time."""
+    # its name up to transformers 5.17 is not in version 6
+    enable = getattr(llm, "activation_checkpointing_enable", None)
+    if enable is None:
+        enable = llm.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+
+
 # ------------------------------------------------------------------ several processes
 
 def begin_together(narrator: nn.Module, samples: Sequence, held_out: Sequence,

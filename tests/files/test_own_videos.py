@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from huggingface_hub import ModelCard
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -140,6 +141,9 @@ def test_four_commands(toys, tmp_path, capsys):
         assert sentences >= in_time > sentences / 2 and sentences >= exact > sentences / 2
         assert said.count(", written: ") >= min(3, sentences - exact)
     assert Path(load(str(out)).config.vision) == TOY / "vision"
+    card = ModelCard.load(out / "README.md")
+    assert card.data.tags and f"Trained on: {own.name}, 2 videos" in card.text
+    assert str(tmp_path) not in card.text
     encode(own, "--model", str(out))           # nothing to do: the same vision model
 
     kept = tmp_path / "kept"
