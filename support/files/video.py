@@ -63,7 +63,6 @@ COPY_SIZE = 480
 COPY_RATE = 25
 COPY_CRF = 30
 TIMES_OF_DECODING = ("avi", "asf")             # is what these formats have, and no others
-SIZES_OF_ONE_FILM = ("hls", "dash")            # are the tracks of these formats
 # of a playlist without its last line: all of it, until it has been asked in vain so often for more
 PLAYLIST_OPTIONS = {"live_start_index": "0", "m3u8_hold_counters": "2"}
 
@@ -343,8 +342,6 @@ def video_stream(container, name: str, threads: str):
         raise BadData(f"{name}: has no video stream (sound with a cover, subtitles or nothing)")
     # players show the first of those that are marked for it, or the first
     stream = max(tracks, key=lambda track: track.disposition & Disposition.default)
-    if form in SIZES_OF_ONE_FILM:
-        stream = container.streams.best("video")
     if stream.codec_context is None:
         raise BadData(f"{name}: this FFmpeg has no decoder for its video")
     stream.thread_type = threads
