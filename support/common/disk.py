@@ -1,12 +1,15 @@
 """Files that are written whole or not at all, and read with clear errors."""
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from socket import gethostname
 from uuid import uuid4
 
 import torch
@@ -68,10 +71,14 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """
     check_regular(path)
     path = Path(os.path.realpath(path))        # of a symbolic link, what it names is replaced
-    # no longer than a name may be, and of this process alone, on whatever machine
-    part = path.with_name(f".{path.name[:40]}.{uuid4().hex}.part")
+    # of this process alone, on whatever machine; safetensors puts files of its own beside it
+    name = f".{path.name[:40]}.{gethostname()[:40]}"
+    folder = path.with_name(f"{name}.{os.getpid()}.{uuid4().hex[:8]}.part")
+    part = folder / path.name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_of_killed(path.parent, name)
+        folder.mkdir()
         part.touch()
     except OSError as error:
         raise BadData(f"{path}: cannot be written ({error.strerror}); "
@@ -86,7 +93,21 @@ def replacing(path: str | Path) -> Iterator[Path]:
                 part.chmod(mode)               # safetensors makes a private file in its place
         os.replace(part, path)
     finally:
-        part.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_of_killed(folder: Path, name: str) -> None:
+    """Remove what `replacing` of killed processes of this machine has left."""
+    if os.name == "nt":                        # where asking for a process would end it
+        return
+    for left in folder.glob(f"{glob.escape(name)}.*.part"):
+        *_, process, _, _ = left.name.split(".")
+        try:
+            os.kill(int(process), 0)           # asks only whether it runs
+        except ProcessLookupError:
+            shutil.rmtree(left, ignore_errors=True)
+        except (PermissionError, ValueError):  # somebody else's
+            continue
 
 
 def write_tensors(path: str | Path, tensors: dict[str, torch.Tensor],

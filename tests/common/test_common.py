@@ -116,6 +116,15 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
     assert file.read_text() == "[\n 1\n]\n"
     assert list(tmp_path.iterdir()) == [file]
 
+    code = ("import os; from support.common.disk import replacing\n"
+            f"with replacing({str(file)!r}): os._exit(7)")
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 7
+    assert len([*tmp_path.iterdir()]) == 2
+    with replacing(file) as part:
+        write_json(file, [2])                  # another one at the same time leaves this one alone
+        part.write_text("3")
+    assert file.read_text() == "3" and list(tmp_path.iterdir()) == [file]
+
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     """Else, after a power cut, an empty one may stand in place of the old one."""
