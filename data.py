@@ -154,30 +154,27 @@ def check_sample(sample: Sample, config) -> None:
 
 def header_of_all(samples: list[Sample]) -> dict[str, str]:
     """What the features of the samples say of the vision model that made them; {} if no file says
-    anything.
+    anything. How many say nothing is told.
 
     Raises BadData if there are several. The same model may lie in several folders.
     """
     encoders = {}                           # a vision model: what a file says, and a sample
-    for sample in samples:
-        header = sample.features.header if sample.features else {}
+    headers = [(sample.features.header, sample.name) for sample in samples if sample.features]
+    for header, name in headers:
         if header:
             model = header.get("vision_mark") or Path(header["vision"]).name
-            encoders.setdefault(model, (header, sample.name))
+            encoders.setdefault(model, (header, name))
     if len(encoders) > 1:
-        made = ", ".join(f"of {sample} by {header['vision']}, {model}"
-                         for model, (header, sample) in encoders.items())
+        made = ", ".join(f"of {name} by {header['vision']}, {model}"
+                         for model, (header, name) in encoders.items())
         raise BadData(f"the features are of several vision models ({made}); encode with one")
-    if not encoders:
-        return {}
-    (header, _), = encoders.values()
-    return header
-
-
-def tell_of_unknown_encoder(header: dict[str, str]) -> None:
-    if "vision_mark" not in header:
-        say_as_one("the features do not say which vision model made them; that it is one and the "
-                   "narrator's is not compared")
+    silent = sum("vision_mark" not in header for header, _ in headers)
+    if silent:
+        say_as_one(f"{silent} of {len(headers)} samples have features that do not say which vision "
+                   f"model made them; that it is one and the narrator's is not compared")
+    for header, _ in encoders.values():
+        return header
+    return {}
 
 
 # ------------------------------------------------------ Ego4D, EgoExo4D, EPIC-Kitchens-100

@@ -634,8 +634,7 @@ class Narrator(nn.Module):
         """The one that the settings name; BadData if its features have another width."""
         config = self.config
         model = frozen.find_model(config.vision, "vision")
-        model.refuse_unless(config.vision_mark)
-        config.vision_mark = model.mark
+        config.vision_mark = model.known_mark("the narrator", config.vision_mark)
         encoder = VisionEncoder(model, config.grid, self.llm.device, dtype)
         if encoder.width != config.width:
             raise BadData(f"the vision model gives features of width {encoder.width}, "

@@ -25,6 +25,7 @@ import narrator as nar
 from support.common.options import DATASETS, LEAST, setting
 from support.common.processes import my_share, sum_of
 from support.engine.checkpoint import narrator_on_llm
+from support.engine.frozen import find_model
 from support.engine.registry import make_config
 from support.engine.run import Run, order, read_ahead
 
@@ -201,15 +202,18 @@ def narrator_for(recipe: Recipe, sample: data.Sample, dtype: torch.dtype) -> nar
     """A narrator for features like the sample's; its first weights are still to be set."""
     J, width = sample.read(0, 1).shape[1:]
     of_features = {"grid": round((J - 1) ** 0.5), "width": width, "fps": sample.fps}
-    return narrator_on_llm(make_config(**recipe.narrator | of_features), dtype)
+    config = make_config(**recipe.narrator | of_features)
+    return narrator_on_llm(config, find_model(config.llm, "llm"), dtype)
 
 
 def pretrained(recipe: Recipe, dtype: torch.dtype = torch.float32) -> nar.Narrator:
     """The narrator of --init, with the settings that are given."""
     given = dict(recipe.narrator)
-    for kind in nar.Config.MODEL_NAMES:
-        if kind in given:
-            given[f"{kind}_mark"] = None        # it may be another one: there is a training
+    # a model that is given may be another one: there is a training
+    if "llm" in given:
+        given["llm_mark"] = find_model(given["llm"], "llm").mark
+    if "vision" in given:
+        given["vision_mark"] = None
     return nar.load(recipe.init, dtype=dtype, **given)
 
 

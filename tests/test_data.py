@@ -290,8 +290,9 @@ def test_usage(arguments):
     assert exited.value.code == 2
 
 
-def test_features_of_several_vision_models_are_refused(tmp_path):
-    """By their marks, wherever they lay; without marks, by the last part of their names."""
+def test_features_of_several_vision_models_are_refused(capsys):
+    """By their marks, wherever they lay; without marks, by the last part of their names. How many
+    say nothing is told."""
     for names, headers in (("siglip /models/siglip dinov2", [{}] * 3),
                            ("a /b/c a", [{"vision_mark": mark} for mark in ("1f", "1f", "2e")])):
         said = [{}, *({"vision": name} | header for name, header in zip(names.split(), headers))]
@@ -299,6 +300,8 @@ def test_features_of_several_vision_models_are_refused(tmp_path):
                    for name, header in zip("abcd", said)]
         assert data.header_of_all(samples[:1]) == {}
         assert data.header_of_all(samples[:3]) == said[1]
+        silent = sum("vision_mark" not in header for header in said[:3])
+        assert f"{silent} of 3 samples have features that do not say" in capsys.readouterr().err
         with pytest.raises(BadData, match="of b by (siglip, siglip, of d by dinov2, dinov2|"
                                           "a, 1f, of d by a, 2e)"):
             data.header_of_all(samples)

@@ -1,7 +1,9 @@
 """What something was made of is known by what it is: what was replaced is refused in one line that
 names it, and the same in another place is taken."""
 import json
+import random
 import shutil
+from collections import Counter
 
 import pytest
 from safetensors import safe_open
@@ -11,7 +13,8 @@ from beyond.commands import data_command, evaluate_command, stream_command, trai
 from helpers import TOY
 from support.common.errors import BadData
 from support.engine import run as engine
-from test_commands import call
+from test_checkpoint import altered
+from test_commands import call, outcome
 
 
 def command(name, at):
@@ -74,6 +77,25 @@ def scaled(*path):
     return replace
 
 
+def with_one(name, *path):
+    """One number of the middle row or frame of a tensor is another one."""
+    def replace(at):
+        file = at.joinpath(*path)
+        with safe_open(file, "pt") as opened:
+            header = opened.metadata()
+        tensors = load_file(file)
+        rows = tensors[name]
+        rows[len(rows) // 3].view(-1)[1] += 1
+        save_file(tensors, file, header)
+    return replace
+
+
+def setting(name, value, *path):
+    def replace(at):
+        altered(at.joinpath(*path), **{name: value})
+    return replace
+
+
 def another_rate_of_positions(at):
     config = at / "narrator" / "llm" / "config.json"
     config.write_text(config.read_text().replace("500000.0", "400000.0"))
@@ -95,10 +117,19 @@ def features_of_another_encoder(at):
 LLM = scaled("narrator", "llm", "model.safetensors")
 ENCODER = scaled("narrator", "vision", "model.safetensors")
 FEATURES = scaled("own", "features", "a.safetensors")
+FRAME = with_one("features", "own", "features", "a.safetensors")
+WORD = with_one("model.embed_tokens.weight", "narrator", "llm", "model.safetensors")
 
 
 @pytest.mark.parametrize("name, replace, named", [
     ("train --resume", FEATURES, "the features = "),
+    ("train --resume", FRAME, "the features = "),
+    ("stream", WORD, "language model = "),
+    ("stream", setting("bos_token", "<|eot_id|>", "narrator", "llm", "tokenizer_config.json"),
+     "language model = "),
+    ("stream", setting("vision_mark", "81c95822782a", "narrator", "narrator.json"),
+     "of another version of this program"),
+    ("stream --state", setting("lora_alpha", 150, "unmarked", "adapter_config.json"), "narrator = "),
     ("train --resume", LLM, "language model = "),
     ("train --resume", scaled("narrator", "adapter_model.safetensors"), "--init = "),
     ("train --resume", another_film, "video = "),
@@ -127,3 +158,52 @@ def test_the_same_in_another_place_is_taken(made, tmp_path, no_java):
                  "train --resume"):
         code, said = run(name, tmp_path / "at")
         assert code == 0, said
+
+
+def test_what_says_nothing_is_told_once(made, tmp_path, no_java):
+    """And --init learns it."""
+    at = tmp_path / "at"
+    shutil.copytree(made, at)
+    said = call(stream_command, [str(at / "own" / "a.mp4"), "--model", str(at / "unmarked")])[1]
+    assert said.count("does not say which language model") == 1
+    assert said.count("does not say which vision model") == 1
+    words = ["--data", str(at / "own"), "--init", str(at / "unmarked"), "--epochs", "1", "--output",
+             str(at / "new")]
+    assert call(train_command, words)[0] == 0
+    learned = json.loads((at / "new" / "narrator.json").read_text())
+    assert learned["llm_mark"] and learned["vision_mark"]
+
+
+def test_a_changed_threshold_is_told(made, tmp_path):
+    shutil.copytree(made, tmp_path / "at")
+    module, words = command("stream --state", tmp_path / "at")
+    code, said = call(module, [*map(str, words), "--theta", "0.7"])
+    assert code == 0 and "was saved with theta = 0.8, here 0.7" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_a_changed_byte_is_refused_or_without_effect(made, tmp_path, seed):
+    """In any file that a stream reads which goes on from its state."""
+    chance = random.Random(seed)
+    at = tmp_path / "at"
+    shutil.copytree(made, at)
+    module, words = command("stream --state", at)
+    plain = [*map(str, words[:3])]
+    right = outcome(module, plain)[1]
+    files = [file for file in [*(at / "unmarked").rglob("*"), at / "own" / "a.mp4", at / "state"]
+             if file.is_file()]
+    counts = Counter()
+    for _ in range(50):
+        file = chance.choice(files)
+        content = file.read_bytes()
+        place = chance.randrange(len(content))
+        other = bytes([content[place] ^ chance.randrange(1, 256)])
+        file.write_bytes(content[:place] + other + content[place + 1:])
+        code, _, said = outcome(module, [*map(str, words)])
+        if code == 0 and "was saved with" not in said:
+            assert outcome(module, plain)[1] == right, (file, place)
+        counts["refused" if code else "told" if "was saved with" in said else "without effect"] += 1
+        assert "Traceback" not in said, (file, place)
+        file.write_bytes(content)
+    print(dict(counts))

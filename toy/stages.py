@@ -29,9 +29,9 @@ from beyond.training.late import Past, late
 from support.common.disk import write_tensors
 from support.common.errors import BadData, first_line
 from support.common.progress import progress
-from support.engine.checkpoint import load_parameters
-from support.engine.frozen import find_model, load_llm
-from support.engine.registry import make_config, new_narrator
+from support.engine.checkpoint import load_parameters, narrator_on_llm
+from support.engine.frozen import find_model
+from support.engine.registry import make_config
 from support.engine.run import Run, identity_of_training
 from support.engine.start import first_weights
 from support.files.features import encode_pictures
@@ -79,8 +79,8 @@ def new_toy(options: Recipe,
         raise BadData(f"--look: {options.look}: no such file")
 
     encoder = nar.VisionEncoder(vision, settings.get("grid", nar.Config.grid))
-    config = make_config(**settings, width=encoder.width, llm_mark=llm.mark, vision_mark=vision.mark)
-    narrator = new_narrator(*load_llm(llm), config)
+    config = make_config(**settings, width=encoder.width, vision_mark=vision.mark)
+    narrator = narrator_on_llm(config, llm, torch.float32)
     videos = scenes(encoder, narrator.layout, kitchens)
     reads = [video.read for video in videos]
     first_weights(narrator, options.start, options.connector_start, reads)

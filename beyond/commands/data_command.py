@@ -8,7 +8,7 @@ from pathlib import Path
 
 import beyond.baselines  # noqa: F401  narrators that --model can name
 from data import (
-    PAPER, header_of_all, load_dataset, number_of_words, statistics, tell_of_unknown_encoder,
+    PAPER, header_of_all, load_dataset, number_of_words, statistics,
 )
 from narrator import Config, VisionEncoder
 from support.common.devices import device_and_dtype
@@ -63,7 +63,7 @@ def stats_command(options: argparse.Namespace) -> None:
         samples = list(toy_samples(options.root, split, options.limit))
     else:
         samples = load_dataset(options.data, options.root, split, options.limit)
-        tell_of_unknown_encoder(header_of_all(samples))
+        header_of_all(samples)
     unit = "words"
     count = number_of_words
     if options.llm:
@@ -89,8 +89,6 @@ def stats_command(options: argparse.Namespace) -> None:
 @process_group()
 def encode_command(options: argparse.Namespace) -> None:
     given = settings_given(options, Config)
-    if "vision" in given:
-        given["vision_mark"] = None             # it may be another one than that of --model
     config = Config(**given)
     if options.model:
         config = open_checkpoint(options.model, **given).config
@@ -106,7 +104,8 @@ def encode_command(options: argparse.Namespace) -> None:
         output = Path(options.output)
 
     vision = find_model(config.vision, "vision")
-    vision.refuse_unless(config.vision_mark)
+    if options.model and "vision" not in given:
+        vision.known_mark(f"the narrator {options.model}", config.vision_mark)
 
     def load() -> VisionEncoder:
         encoder = VisionEncoder(vision, config.grid, *device_and_dtype(options.device))

@@ -29,7 +29,7 @@ from support.common.seal import digest_of, digest_of_features, digest_of_samples
 from support.engine.checkpoint import open_checkpoint
 from support.engine.cpu import speed_up
 from support.engine.frozen import find_model
-from support.files.features import check_encoder
+from support.files.features import encoder_mark
 from support.files.narrations import paired, read_predictions, read_truth
 from support.files.predictions import Predictions
 from support.files.sentences import NarratedVideo, Notes, Sentence
@@ -152,7 +152,9 @@ def narrator_and_samples(args: argparse.Namespace, model: str, streaming: bool =
     if args.data == "toy":
         vision = narrator.vision_encoder(narrator.llm.dtype)
     samples = list(samples)
-    check_encoder(data.header_of_all(samples), narrator.config)
+    header = data.header_of_all(samples)
+    if header:                                  # that there is none was told
+        narrator.config.vision_mark = encoder_mark(header, narrator.config)
     data.check_sample(samples[0], narrator.config)          # the others when it is their turn
     return narrator, vision, samples
 

@@ -11,7 +11,7 @@ import torch
 
 import beyond.baselines                        # adds its narrators to narrator.py's
 import narrator as nar
-from data import Sample, check_sample, header_of_all, tell_of_unknown_encoder
+from data import Sample, check_sample, header_of_all
 from narrator import Config, Narrator
 from support.common.devices import device_and_dtype, is_first_here, rank
 from support.common.disk import check_apart, check_writable
@@ -31,7 +31,7 @@ from support.engine.registry import NARRATORS
 from support.engine.run import Run, begin_together, recompute_activations
 from support.engine.run_options import FurtherOptions, RunOptions, ToyOptions
 from support.engine.start import first_weights
-from support.files.features import check_encoder
+from support.files.features import encoder_mark
 from beyond.training.card import write_card
 from beyond.training.late import late
 from beyond.training.learned import tell_learned
@@ -151,13 +151,6 @@ def options_from(**given) -> Options:
     return Options(**values, narrator=narrator, given=frozenset(given))
 
 
-def tell_of_unknown_model(init: str) -> None:
-    """Say it, if a narrator does not know on which language model it was trained."""
-    if checkpoint.open_checkpoint(init).config.llm_mark is None:
-        say_as_one(f"{init}: does not say on which language model it was trained; that it is this "
-                   f"one is not compared")
-
-
 def check_output(options: Options) -> None:
     """BadData if the folder --output holds something else than this training, interrupted."""
     output = Path(options.output)
@@ -198,8 +191,6 @@ def check(options: Options, until_the_end: ExitStack) -> None:
     """BadData if --init or --output does not suit. One run at a time writes into --output, its first
     process alone.
     """
-    if options.init:
-        tell_of_unknown_model(options.init)
     process, _ = rank()
     if process == 0:
         check_writable(Path(options.output) / checkpoint.ADAPTER)
@@ -302,11 +293,9 @@ def look_through(narrator: Narrator, header: dict[str, str], options: Options) -
         config.vision = given or header.get("vision") or config.vision
         config.vision_mark = header.get("vision_mark")
     if given and Path(given).is_dir():
-        vision = find_model(given, "vision")
-        vision.refuse_unless(config.vision_mark)
-        config.vision_mark = vision.mark
-    check_encoder(header, config)
-    tell_of_unknown_encoder(header)
+        config.vision_mark = find_model(given, "vision").mark
+    if header:                                  # that there is none was told
+        config.vision_mark = encoder_mark(header, config)
 
 
 def choose_length(narrator: Narrator, videos: Sequence[Read], options: Options) -> None:

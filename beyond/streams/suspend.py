@@ -15,8 +15,8 @@ until the stream or its process ends (inputs.py).
 
 A state that does not belong to this stream is refused. That is a state with another source, narrator,
 language model or vision model, or with other settings that shape the cache; thresholds and bounds may
-differ. Each is known by its mark (support/common/seal.py). So no large file is hashed, and device and
-dtype may differ.
+differ, and that is told. Each is known by its mark (support/common/seal.py), of all its bytes; device
+and dtype may differ.
 
 The format is safetensors, with the numbers as JSON in the metadata; no pickle. A digest of
 everything shows damage.
@@ -41,10 +41,10 @@ from beyond.streams.subtitles import Writers, hash_of_end, written_since
 from support.common.disk import expecting, write_tensors
 from support.common.errors import BadData, first_line
 from support.common.progress import say
-from support.common.seal import digest_of, digest_of_file, refuse_if_changed
+from support.common.seal import digest_of, digest_of_file, refuse_if_changed, what_differs
 from support.files.sources import Source
 
-FORMAT = 5
+FORMAT = 6
 # seconds between two saves, roughly; a live source is also saved after each narration
 EVERY = 60.0
 
@@ -96,6 +96,8 @@ class State:
         with expecting(self.path, "a state of this program"):
             refuse_if_changed(str(self.path), header["whose"], self.whose,
                               "give the same, or another --state")
+            for changed in what_differs(header["free"], free_settings(context.narrator)):
+                say(f"{self.path}: was saved with {changed}; it goes on as it is here")
             if self.given.source.is_live:
                 # its files keep what came after the save: no number comes twice
                 newer = written_since(self.given, header["files"]["bytes"])
@@ -161,6 +163,7 @@ class State:
             self.live_clock = self.camera.wall - self.camera.time
         header = {
             "whose": self.whose,
+            "free": free_settings(self.context.narrator),
             "done": done,
             "live": self.live_clock,
             "files": self.writers.written(),
@@ -249,6 +252,13 @@ def tensors_of(context: Bounded) -> tuple[str, ...]:
 
 
 # ---------------------------------------------------------------------- whose state it is
+
+def free_settings(narrator) -> dict:
+    """Thresholds and bounds, which may change."""
+    config = narrator.config
+    return {f.name: getattr(config, f.name) for f in fields(config)
+            if not f.metadata["compared"] and f.name not in config.MODEL_NAMES}
+
 
 def identity(narrator, source: Source) -> dict:
     """What must be the same when a stream is resumed: {name used in messages: value}."""

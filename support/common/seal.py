@@ -1,25 +1,30 @@
 """Is this still what it was made from? States, predictions, trainings, narrators, features and probes
 keep what they were made from, and are refused where that has changed.
 
-What is kept is a dict of names and values: settings, and digests of what has no short name. A digest
-of a large file is its mark: of some of its bytes, wherever it lies. Where nothing is kept, as by the
-authors' checkpoints and features, nothing is compared.
+What is kept is a dict of names and values: settings, and digests of what has no short name. A model's
+or a file's digest is its mark: of all that is read of it, wherever it lies. Where nothing is kept, as
+by the authors' checkpoints and features, nothing is compared, and that is said.
 """
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO
+from zlib import crc32
 
 import torch
+from safetensors import safe_open
 
 from support.common.disk import hash_tensors
 from support.common.errors import BadData
+from support.common.progress import say_as_one
 
-PLACE = 4096                            # bytes at each place of a file of which a digest is
+PIECE = 2 ** 20                         # numbers or bytes that are looked at together
+# of the features of a data set, at each start of a run: 4 GB take about 2 seconds
+WHOLE = 4e9                             # bytes
+FRAMES = 16                             # of each file of a larger set
+
+MARKS = "2"                             # the version of all marks of models and features
 
 
 def refuse_if_changed(
@@ -49,6 +54,28 @@ def what_differs(kept: dict, present: dict) -> list[str]:
     return found
 
 
+def known_mark(what: str, of: str, kept: str | None, present: str | None, advice: str) -> str | None:
+    """The mark of a model that something was made with, as far as it is known. BadData if it is not
+    the present one's; if it cannot be compared, that is said.
+
+    what        what was made with it
+    of          the kind of the model
+    """
+    if kept and present and kept.partition(":")[0] != MARKS:
+        raise BadData(f"{what}: the mark of its {of}, {kept}, is of another version of this program "
+                      f"and cannot be compared; make it again, or take the mark out of a narrator's "
+                      f"narrator.json if you know that the model is the same")
+    if kept and present:
+        refuse_if_changed(what, {of: kept}, {of: present}, advice)
+    elif present:
+        say_as_one(f"{what}: does not say which {of} it was made with; that it is this one is not "
+                   f"compared")
+    else:
+        say_as_one(f"{what}: that its {of} is the narrator's is not compared; the narrator does not "
+                   f"say which that is")
+    return present or kept
+
+
 # ---------------------------------------------------------------------- digests
 
 
@@ -73,43 +100,60 @@ def digest_of_samples(samples: Sequence, frames: bool = False) -> str:
 
 
 def digest_of_features(samples: Sequence) -> str:
-    """Of the marks of the features of samples."""
-    marks = [sample.features.mark if sample.features else None for sample in samples]
-    return f"{len(marks)} of hash {digest_of(str(marks))[:16]}"
+    """Of the marks of the features of samples: of all frames, if their files have at most WHOLE
+    bytes together; of a larger set, of FRAMES of each file.
+    """
+    files = {sample.features.path: sample.features for sample in samples if sample.features}
+    frames = None
+    if sum(path.stat().st_size for path in files) > WHOLE:
+        frames = FRAMES
+        say_as_one(f"more than {WHOLE / 1e9:g} GB of features: that they stay the same while a run is "
+                   f"interrupted is seen in {FRAMES} frames of each file")
+    marks = {path: features.mark(frames) for path, features in files.items()}
+    of_samples = [marks[sample.features.path] if sample.features else None for sample in samples]
+    return f"{len(samples)} of hash {digest_of(str(of_samples))[:16]}"
 
 
 def marks_of_tensors(path: Path) -> dict[str, str]:
-    """{name of a tensor in a .safetensors file: its dtype, shape, and a digest of three places}. No
-    more of it is read.
+    """{name of a tensor in a .safetensors file: its mark}."""
+    with safe_open(path, "pt") as file:
+        return {name: mark_of_numbers([file.get_tensor(name)]) for name in file.keys()}
+
+
+def mark_of_numbers(tensors: Iterable[torch.Tensor]) -> str:
+    """Of tensors one after the other: their shapes, and the CRC-32 of all numbers, each in the
+    narrowest form that holds it. So the same numbers have one mark, however they are stored.
+
+    A change within 4 bytes is always seen; a larger one, two rows that were exchanged for example, is
+    missed once in 2^32.
     """
-    marks = {}
-    with open(path, "rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-        for name, tensor in header.items():
-            if name == "__metadata__":
-                continue
-            start, stop = tensor["data_offsets"]
-            data = digest_of_places(file, 8 + size + start, 8 + size + stop)
-            marks[name] = f"{tensor['dtype']} {tensor['shape']} {data}"
-    return marks
+    shapes = []
+    checksum = 0
+    for tensor in tensors:
+        shapes.append(list(tensor.shape))
+        for piece in tensor.flatten().split(PIECE):
+            numbers = narrowest(piece).contiguous().view(torch.uint8).numpy()  # has no bfloat16
+            checksum = crc32(numbers, checksum)
+    return f"{shapes} {checksum:08x}"
 
 
-def digest_of_places(file: BinaryIO, start: int, stop: int) -> str:
-    """Of the first, the middle and the last bytes between two places of a file, and their number."""
-    hashed = sha256(str(stop - start).encode())
-    for place in (start, (start + stop - PLACE) // 2, stop - PLACE):
-        place = max(start, place)
-        file.seek(place)
-        hashed.update(file.read(min(PLACE, stop - place)))
-    return hashed.hexdigest()
+def narrowest(numbers: torch.Tensor) -> torch.Tensor:
+    """The same numbers in bfloat16 or float16, if that holds them all."""
+    if numbers.dtype in (torch.float16, torch.float32):
+        for dtype in (torch.bfloat16, torch.float16):
+            narrow = numbers.to(dtype)
+            if torch.equal(narrow.to(numbers.dtype), numbers):
+                return narrow
+    return numbers
 
 
 def digest_of_file(path: str | Path) -> str:
-    """Of a file's size and of three places in it: it may be large, and have been moved."""
+    """Of a file's size and all its bytes (CRC-32): it may have been moved."""
+    checksum = 0
     with open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        return f"{size} bytes, {digest_of_places(file, 0, size)[:12]}"
+        while piece := file.read(PIECE):
+            checksum = crc32(piece, checksum)
+        return f"{file.tell()} bytes, {checksum:08x}"
 
 
 def digest_of_program() -> str:

@@ -11,6 +11,7 @@ Tensors are read from safetensors only, never from pickles.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from support.common.disk import write_json, write_tensors
+from support.common.disk import expecting, write_json, write_tensors
 from support.common.errors import BadData
 from support.common.progress import say_as_one
 from support.common.seal import digest_of, marks_of_tensors
 from support.engine.folders import (
     ADAPTER, WEIGHTS, listed, model_folder, name_and_revision, portable_path, read_object, reading,
 )
-from support.engine.frozen import faster_dtype, find_model, load_llm
+from support.engine.frozen import FrozenModel, faster_dtype, find_model, load_llm
 from support.engine.lora import TARGETS
 from support.engine.registry import make_config, new_narrator
 
@@ -46,6 +47,7 @@ ALLOWED = {
     "init_lora_weights": (True, False, "gaussian", "orthogonal"),   # others change the base, too
 }
 NARRATOR_JSON = "narrator.json"
+SEEN = "seen_from_here"         # in it: the ways from the checkpoint to models elsewhere
 # PEFT also saves what LoRA of the head is added to
 HEAD = "base_model.model.lm_head.base_layer.weight"
 
@@ -79,13 +81,17 @@ class Checkpoint:
 
     def narrator(self, device: str = "cpu", dtype: torch.dtype | None = torch.float32):
         """The narrator (narrator.py: load)."""
-        narrator = narrator_on_llm(self.config, dtype)
+        model = find_model(self.config.llm, "llm")
+        model.known_mark(f"the narrator {self.folder}", self.config.llm_mark)
+        narrator = narrator_on_llm(self.config, model, dtype)
         file = self.folder / WEIGHTS
         head = self.weights.pop(HEAD, None)
         if head is not None:
             check_head(narrator.llm.lm_head.base_layer.weight, head, file, self.config.llm)
         load_parameters(narrator.trainable(), self.weights, file)
-        narrator.mark = digest_of(json.dumps(marks_of_tensors(file), sort_keys=True))[:12]
+        # of all that is merged
+        merged = [marks_of_tensors(file), narrator.config.lora_alpha]
+        narrator.mark = digest_of(json.dumps(merged, sort_keys=True))[:12]
         return narrator.to(device).eval()
 
 
@@ -108,6 +114,8 @@ def open_checkpoint(source: str | Path, llm: str | None = None, **changes) -> Ch
         weights = load_file(folder / WEIGHTS)
     if settings is None:
         settings = inferred_settings(weights, folder)
+    with expecting(folder / NARRATOR_JSON, f'"{SEEN}": {{"llm": folder, "vision": folder}}'):
+        moved = {kind: folder / place for kind, place in settings.pop(SEEN, {}).items()}
     base = adapter.get("base_model_name_or_path")
     revision = adapter.get("revision")
     if base and revision and "@" not in base and not Path(base).exists():
@@ -123,23 +131,23 @@ def open_checkpoint(source: str | Path, llm: str | None = None, **changes) -> Ch
     except BadData as error:
         raise BadData(f"{folder}: {error}") from error
 
-    # A checkpoint's folder may contain the frozen models, too.
+    # A checkpoint's folder may contain the frozen models, too, or have been moved together with them.
     for name in config.MODEL_NAMES:
         model = getattr(config, name)
         is_given = model in (llm, changes.get("vision"))
-        if model and not is_given and (folder / model).is_dir():
-            setattr(config, name, str(folder / model))
+        for place in (moved.get(name), model):
+            if place and not is_given and (folder / place).is_dir():
+                setattr(config, name, os.path.normpath(folder / place))
+                break
     return Checkpoint(folder, config, weights)
 
 
-def narrator_on_llm(config, dtype: torch.dtype | None):
-    """A narrator with random weights on the language model that its settings name.
+def narrator_on_llm(config, model: FrozenModel, dtype: torch.dtype | None):
+    """A narrator with random weights on a language model.
 
     config      narrator.py: Config
     dtype       of the language model; None: what is faster on a processor
     """
-    model = find_model(config.llm, "llm")
-    model.refuse_unless(config.llm_mark)
     llm, tokenizer = load_llm(model, dtype or faster_dtype(model))
     return new_narrator(llm, tokenizer, replace(config, llm_mark=model.mark))
 
@@ -173,6 +181,8 @@ def save_narrator(narrator, folder: Path, dtype: torch.dtype | None) -> None:
     }
     settings = {name: value for name, value in asdict(config).items()
                 if not name.startswith("lora") and name != "llm"}
+    settings[SEEN] = {kind: os.path.relpath(model, folder.resolve())
+                      for kind, model in models.items() if os.path.isabs(model)}
 
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, weights, {"format": "pt", "settings": NARRATOR_JSON})

@@ -26,7 +26,7 @@ from torch import Tensor
 from support.common.disk import expecting, read_json
 from support.common.errors import BadData
 from support.common.iterate import chunks, prefetch
-from support.common.seal import digest_of, refuse_if_changed
+from support.common.seal import digest_of, known_mark, mark_of_numbers
 from support.files.sources import Source
 from support.files.video import Video
 
@@ -89,22 +89,19 @@ def check_fit(name: str, fps: float, shape: Sequence[int] | None, config) -> Non
                           f"{config.vision}")
 
 
-def check_encoder(header: dict[str, str], config) -> None:
-    """BadData if features are of another vision model than the narrator looks through, as far as it
-    is known: by its mark, or else by the last part of its name.
+def encoder_mark(header: dict[str, str], config, what: str = "the features") -> str | None:
+    """The mark of the vision model that made features and through which the narrator looks, as far
+    as it is known. BadData if these are two, by their marks, or else by the last part of their names.
 
     header      of the features; {} says nothing
     """
-    if not header:
-        return
-    made_by, mark = header["vision"], header.get("vision_mark")
+    made_by = header.get("vision", config.vision)
     advice = (f"they are of {made_by}, and the narrator looks through {config.vision}; encode the "
               f"videos again (data.py encode --model)")
-    if mark and config.vision_mark:
-        refuse_if_changed("the features", {"vision model": mark},
-                          {"vision model": config.vision_mark}, advice)
-    elif Path(made_by).name != Path(config.vision).name:
-        raise BadData(f"the features are those of another vision model: {advice}")
+    mark = header.get("vision_mark")
+    if not (mark and config.vision_mark) and Path(made_by).name != Path(config.vision).name:
+        raise BadData(f"{what} are those of another vision model: {advice}")
+    return known_mark(what, "vision model", mark, config.vision_mark, advice)
 
 
 def check_shape(path: Path, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> None:
@@ -133,7 +130,7 @@ def load_features(source: Source, config) -> Tensor:
         x = frames[:]
         check_features(source.path, x)
         check_fit(source.given, float(header.get("fps", config.fps)), x.shape, config)
-        check_encoder(header, config)
+        config.vision_mark = encoder_mark(header, config, f"the features of {source}")
     return x
 
 
@@ -245,15 +242,16 @@ class Features:
     def shape(self) -> tuple[int, ...]:
         return self.about[1]
 
-    @cached_property
-    def mark(self) -> str:
-        """Of the shape, and of the first, middle and last frame. (A file that was damaged elsewhere
-        and is whole again keeps its mark, and a training goes on.)
-        """
+    def mark(self, number: int | None = None) -> str:
+        """Of all frames, or of a number of them from the first to the last."""
         rows = self.shape[0]
+        ranges = [(row, row + 64) for row in range(0, rows, 64)]
+        if number and number < rows:
+            chosen = [i * (rows - 1) // (number - 1) for i in range(number)]
+            ranges = [(row, row + 1) for row in chosen]
         with open_features(self.path) as (frames, _):
-            chosen = [("", frames[row:row + 1]) for row in (0, rows // 2, rows - 1)]
-            return digest_of(str(self.shape), chosen)[:12]
+            mark = mark_of_numbers(frames[start:stop] for start, stop in ranges)
+        return f"{rows} rows, {digest_of(mark)[:12]}"
 
     def check_rows(self, rows: int) -> None:
         """BadData if the index says something else: frames would be taken for those of other times.

@@ -249,7 +249,7 @@ def test_a_checkpoint_that_has_lost_its_settings_is_said(tmp_path, capsys):
     """Its two other files are what is left if only the adapter is copied."""
     tiny(memory="none").save(tmp_path)
     load(tmp_path)
-    assert capsys.readouterr().err == ""
+    assert "missing" not in capsys.readouterr().err
     (tmp_path / "narrator.json").unlink()
     load(tmp_path)
     assert "narrator.json, which is missing" in capsys.readouterr().err
