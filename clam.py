@@ -139,7 +139,7 @@ class CLAM(nn.Module):
         self-attention's in_proj is Xavier.
 
         A gate bias of 0 halves the state at every token, so a frame is forgotten within the next
-        one. Training has to learn slower decay. (support/engine/start.py has another start.)
+        one. Training has to learn slower decay. (support/engine/first_weights.py has another start.)
         """
         for name, weight in self.named_parameters():
             if weight.dim() == 2:

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from support.common.devices import rank
 from support.common.errors import BadData
-from support.common.memory import without_collection
+from support.common.garbage import without_collection
 from support.common.options import DATASETS, dataset_folder
 from support.common.progress import say_as_one
 from support.files import annotations, own_videos

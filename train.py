@@ -15,6 +15,7 @@ Does not include: sharded weights. (A rank-128 LoRA of an 8B model fits one 80 G
 """
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import cos, pi
 
 import torch
@@ -22,12 +23,12 @@ from torch import Tensor
 
 import data
 import narrator as nar
+from support.common.iterate import next_one_ready
 from support.common.options import DATASETS, LEAST, setting
 from support.common.processes import my_share, sum_of
 from support.engine.checkpoint import narrator_on_llm
 from support.engine.frozen import find_model
 from support.engine.registry import make_config
-from support.engine.run import Run, order, read_ahead
 
 
 @dataclass
@@ -97,6 +98,26 @@ def in_order(videos: Sequence[Read], batch: int, seed: int) -> Callable[[int], l
     return videos_of
 
 
+def order(count: int, batch: int, step: int, seed: int) -> list[int]:
+    """The examples (of `count`) of a step. Each epoch has a new random order.
+
+    The result depends on seed and step alone, so that training can be resumed at any step.
+    """
+    examples = []
+    for position in range(step * batch, (step + 1) * batch):
+        epoch, index = divmod(position, count)
+        examples.append(permutation(count, epoch, seed)[index])
+    return examples
+
+
+@lru_cache(2)                          # a batch can end one epoch and begin the next
+def permutation(count: int, epoch: int, seed: int) -> list[int]:
+    """The order of an epoch."""
+    # another number for each seed and epoch, below a million epochs
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    return torch.randperm(count, generator=generator).tolist()
+
+
 def number_of_steps(recipe: Recipe, videos: int) -> int:
     return max(1, round(recipe.epochs * videos / recipe.batch))
 
@@ -125,7 +146,7 @@ def mean_loss(narrator: nar.Narrator, videos: Sequence[Read]) -> float:
     step is the mean of the videos' means.) Each process computes a part of it.
     """
     def of_this_process() -> tuple[float, int]:
-        losses = [video.loss(narrator) for video in read_ahead(my_share(videos))]
+        losses = [video.loss(narrator) for video in next_one_ready(my_share(videos))]
         return sum(loss.item() for loss, _ in losses), sum(learned for _, learned in losses)
 
     narrator.eval()
@@ -152,13 +173,14 @@ def fit(
     steps: int,
     lr: float,
     recipe: Recipe,
-    run: Run,
+    run,
 ) -> None:
     """The loop (App. B.6): AdamW, linear warm-up, then cosine, clipped gradients.
 
     backward    backward(step) runs forward and backward of a batch, or of this process's share of
                 it -> its loss
     run         what is not the paper's: states, several processes, the log
+                (beyond/training/run.py: Run)
     """
     # as in the authors' code: without weight decay, on which the paper is silent
     optimizer = torch.optim.AdamW(parameters.values(), lr=lr, weight_decay=0.0, fused=True)
@@ -177,7 +199,7 @@ def train(
     videos_of: Callable[[int], list[Read]],
     steps: int,
     recipe: Recipe,
-    run: Run,
+    run,
 ) -> None:
     """Train LoRA, connector and memory on narrated videos; videos_of(step) gives those of a step."""
     narrator.train()

@@ -306,7 +306,7 @@ assert measures["recall"] == (iou.max(axis=1) >= 0.5).mean()
 
 from narrator import Narrator
 from support.engine.frozen import load_llm
-from support.engine.start import start_connector, start_memory
+from support.engine.first_weights import start_connector, start_memory
 from tqdm import trange
 from train import loss_of_batch, schedule
 

@@ -25,7 +25,7 @@ sys.path[:0] = [str(TESTS.parent), str(TESTS), *ROOMS]
 def no_loss_curves():
     """Drawing one takes longer than the small trainings of the tests; test_train.py tests one."""
     from support.common.figures import pyplot
-    from support.engine import run
+    from beyond.training import run
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "save_figure", lambda figure, path: pyplot().close(figure))
         yield

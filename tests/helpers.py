@@ -25,7 +25,7 @@ from forks import Forked
 from beyond.streams.bounds import open_stream
 from support.engine.frozen import load_llm, load_tokenizer
 from support.engine.registry import make_config, new_narrator
-from support.engine.start import start_memory
+from support.engine.first_weights import start_memory
 from support.files.video import Video
 
 ROOT = Path(__file__).parent.parent

@@ -7,7 +7,7 @@ import torch
 from beyond.baselines.memories import RecentFrames
 from clam import CLAM
 from beyond.commands.example_of_clam import main
-from support.engine.start import start_memory
+from support.engine.first_weights import start_memory
 from test_equalities import make
 
 

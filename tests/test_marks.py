@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from beyond.commands import data_command, evaluate_command, stream_command, train_command
 from helpers import TOY
 from support.common.errors import BadData
-from support.engine import run as engine
+from beyond.training import run as engine
 from test_checkpoint import altered
 from test_commands import call, outcome
 

@@ -17,7 +17,7 @@ from support.engine import attention
 from support.engine.frozen import load_tokenizer
 from support.engine.lora import LoRALinear, add_lora
 from support.engine.registry import make_config
-from support.engine.start import start_memory
+from support.engine.first_weights import start_memory
 from test_commands import outcome
 
 # ------------------------------------------------------------------ layout

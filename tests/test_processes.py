@@ -18,7 +18,7 @@ from support.common import devices
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from support.common.locks import Locked, locked
-from support.engine.run import order
+from train import order
 from support.files.encoding import encode_videos
 from support.files.predictions import Predictions
 from support.files.video import Video, write_video
@@ -427,7 +427,7 @@ WEIGHTS = """
 import torch
 from support.common.devices import rank
 from support.common.processes import process_group
-from support.engine.run import weights_from_first
+from beyond.training.run import weights_from_first
 process, _ = rank()
 weights = {"a": torch.arange(3.) + process, "b": torch.ones(2, dtype=torch.bfloat16) - process}
 with process_group():

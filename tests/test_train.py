@@ -23,10 +23,10 @@ from helpers import TOY, save_features, tiny, video
 from beyond.training.late import LateExample, late, memory_after
 from support.common.disk import read_jsonl
 from support.common.figures import save_figure
-from support.engine.run import cut_log
+from beyond.training.run import cut_log
 from support.common.errors import BadData
-from support.engine import run as engine
-from support.engine.start import first_weights
+from beyond.training import run as engine
+from support.engine.first_weights import first_weights
 from toy import stages, world
 
 
@@ -64,12 +64,12 @@ def test_defaults_are_the_paper():
 def test_order_covers_every_epoch():
     indices = []
     for step in range(6):
-        indices += engine.order(8, 4, step, seed=3)
+        indices += train.order(8, 4, step, seed=3)
     first, second, third = indices[:8], indices[8:16], indices[16:]
     assert sorted(first) == sorted(second) == sorted(third) == list(range(8))
     assert first != second
-    assert engine.order(8, 4, 1, seed=3) == first[4:]        # at any step
-    assert engine.order(8, 4, 1, seed=4) != first[4:]
+    assert train.order(8, 4, 1, seed=3) == first[4:]        # at any step
+    assert train.order(8, 4, 1, seed=4) != first[4:]
 
 
 @pytest.mark.parametrize("variant", [{}, {"memory": "none", "prune": False, "mod_keep": 0.2}])

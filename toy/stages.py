@@ -32,8 +32,8 @@ from support.common.progress import progress
 from support.engine.checkpoint import load_parameters, narrator_on_llm
 from support.engine.frozen import find_model
 from support.engine.registry import make_config
-from support.engine.run import Run, identity_of_training
-from support.engine.start import first_weights
+from beyond.training.run import Run, identity_of_training
+from support.engine.first_weights import first_weights
 from support.files.features import encode_pictures
 from toy import world
 from train import (

@@ -25,7 +25,7 @@ from narrator import NARRATION, VISUAL, Config, Layout, Narrations, Narrator, To
 from stream import Context
 from support.common.errors import BadData
 from support.common.options import LARGEST, setting
-from support.engine.start import start_memory
+from support.engine.first_weights import start_memory
 
 HISTORY = -3                # placeholder id, where the tokens of the narration memory go
 

@@ -28,9 +28,9 @@ from support.engine.family import warn_of_longest
 from support.engine.folders import portable_path
 from support.engine.frozen import find_model
 from support.engine.registry import NARRATORS
-from support.engine.run import Run, begin_together, recompute_activations
-from support.engine.run_options import FurtherOptions, RunOptions, ToyOptions
-from support.engine.start import first_weights
+from beyond.training.run import Run, begin_together, recompute_activations
+from beyond.training.options import FurtherOptions, RunOptions, ToyOptions
+from support.engine.first_weights import first_weights
 from support.files.features import encoder_mark
 from beyond.training.card import write_card
 from beyond.training.late import late

@@ -39,7 +39,7 @@ from support.common.options import (
     DEFAULT_MODEL, Parser, device_option, dtype_option, json_option, positive_int,
 )
 from support.common.progress import progress
-from support.engine.run import recompute_activations
+from beyond.training.run import recompute_activations
 from support.engine.frozen import load_tokenizer
 from support.engine.cpu import speed_up
 from support.engine.norms import fuse_norms

@@ -13,9 +13,8 @@ from torch import Tensor
 
 import narrator as nar
 from data import Sample
-from support.engine.run import order
 from support.files.sentences import Sentence, frame_at, time_of
-from train import Example, Read, read_example
+from train import Example, Read, order, read_example
 
 
 @dataclass

@@ -1,10 +1,13 @@
 """Iterators: in lists of equal size, and prepared ahead by a thread."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from queue import SimpleQueue
 from threading import Semaphore, Thread
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def chunks(items: Iterator, size: int) -> Iterator[list]:
@@ -15,6 +18,11 @@ def chunks(items: Iterator, size: int) -> Iterator[list]:
         if not chunk:
             return
         yield chunk
+
+
+def next_one_ready(reads: Iterable[Callable[[], T]]) -> Iterator[T]:
+    """What each of the functions reads; a thread reads the next one."""
+    return prefetch((read() for read in reads), 1)
 
 
 def prefetch(items: Iterable, size: int) -> Iterator:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from support.common.memory import return_freed_memory
+from support.common.garbage import return_freed_memory
 
 LARGE = 2 * 10 ** 8             # weights
 

@@ -14,7 +14,7 @@ from beyond.baselines.memories import (
 )
 from clam import CLAM
 from helpers import tiny, video
-from support.engine.start import start_memory
+from support.engine.first_weights import start_memory
 from support.common.errors import BadData
 from test_equalities import assert_chunked_is_recurrent, assert_same, both_ways
 

@@ -13,7 +13,7 @@ import train
 from beyond.commands.train_command import Options
 from helpers import tiny, video
 from support.common.disk import read_jsonl
-from support.engine.run import Run
+from beyond.training.run import Run
 from test_golden import MODELS, load, read
 from test_narrator import decode
 

@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
-from functools import lru_cache
 from math import isfinite
 from pathlib import Path
 from typing import TypeVar
@@ -24,7 +23,7 @@ from support.common.devices import is_alone, rank
 from support.common.disk import read_jsonl, write_tensors, write_text
 from support.common.errors import BadData, uninterrupted
 from support.common.figures import pyplot, save_figure
-from support.common.iterate import prefetch
+from support.common.iterate import next_one_ready
 from support.common.processes import (
     Different, KnownToAll, all_go_on, check_equal, gathered, my_share, sum_tensors, summed,
     tell_others, tensor_from_first, together,
@@ -33,34 +32,9 @@ from support.common.progress import progress, say, say_as_one
 from support.common.seal import (
     digest_of_features, digest_of_file, digest_of_samples, refuse_if_changed,
 )
-from support.engine.run_options import RunOptions
+from beyond.training.options import RunOptions
 
 T = TypeVar("T")
-
-
-def order(count: int, batch: int, step: int, seed: int) -> list[int]:
-    """The examples (of `count`) of a step. Each epoch has a new random order.
-
-    The result depends on seed and step alone, so that training can be resumed at any step.
-    """
-    examples = []
-    for position in range(step * batch, (step + 1) * batch):
-        epoch, index = divmod(position, count)
-        examples.append(permutation(count, epoch, seed)[index])
-    return examples
-
-
-@lru_cache(2)                          # a batch can end one epoch and begin the next
-def permutation(count: int, epoch: int, seed: int) -> list[int]:
-    """The order of an epoch."""
-    # another number for each seed and epoch, below a million epochs
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-    return torch.randperm(count, generator=generator).tolist()
-
-
-def read_ahead(videos: Iterable[Callable[[], T]]) -> Iterator[T]:
-    """What each of the functions reads; a thread reads the next one."""
-    return prefetch((read() for read in videos), 1)
 
 
 def recompute_activations(llm: nn.Module) -> None:
@@ -193,7 +167,7 @@ class Run:
         the same ones with any number of processes.
         """
         numbers = my_share(range(self.step * len(videos), (self.step + 1) * len(videos)))
-        for number, video in zip(numbers, read_ahead(my_share(videos))):
+        for number, video in zip(numbers, next_one_ready(my_share(videos))):
             torch.manual_seed(self.options.seed * 1_000_003 + number)
             yield video
 

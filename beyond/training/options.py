@@ -16,7 +16,7 @@ class FurtherOptions:
     """Not in the paper, but in the authors' code; and --long, which is ours."""
     start: str = setting("published",
         "first weights of the memory: as in the authors' code, or such that CLAM learns from few "
-        "videos, too (support/engine/start.py; not the paper's); own videos: mimetic",
+        "videos, too (support/engine/first_weights.py; not the paper's); own videos: mimetic",
         ("published", "mimetic"), needs="a new narrator, a memory with heads")
     connector_start: str = setting("published",
         "first weights of the connector: as in the authors' code, or such that it standardises the "
