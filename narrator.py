@@ -66,13 +66,13 @@ class Config:
     llm: str = setting("meta-llama/Llama-3.2-1B-Instruct",
         "frozen language model: hub id or folder", compared=False)
     vision: str = setting("google/siglip-large-patch16-384",
-        "frozen vision encoder: hub id or folder", compared=False)
+        "frozen vision encoder: hub id or folder", needs="pictures", compared=False)
     # what these are, wherever they lie (frozen.py: FrozenModel.mark); None: not known
     llm_mark: str | None = setting(None, "the mark of the language model")
     vision_mark: str | None = setting(None, "the mark of the vision encoder")
     # frames (§3.1)
     grid: int = setting(3, "pooled tokens per side of a frame, J = 1 CLS + grid^2; 0: CLS alone",
-        (0, 100), needs="the toy, a new narrator")
+        (0, 100), needs="--data toy, a new narrator")
     width: int = setting(1024, "of the vision encoder's features, D")
     fps: float = setting(2.0, "frames per second", (1e-3, 1e3))
     # the visual memory (§3.3)
@@ -103,7 +103,7 @@ class Config:
     # the trigger (§3.2)
     theta: float = setting(0.8, "narrate when p([SKIP]) <= theta", (0, 1), compared=False)
     theta_low: float = setting(0.5, "the threshold soon after a narration", (0, 1),
-        needs="two thresholds", compared=False)
+        needs="two thresholds, a refractory time", compared=False)
     refractory: float = setting(4.0, "seconds after a narration with theta-low", (0, LARGEST),
         needs="two thresholds", compared=False)
     max_new_tokens: int = setting(100, "of a narration that does not end by itself",

@@ -24,7 +24,7 @@ from torch import Tensor
 import data
 import narrator as nar
 from support.common.iterate import next_one_ready
-from support.common.options import DATASETS, LEAST, setting
+from support.common.options import DATASETS, FILES, LEAST, setting
 from support.common.processes import my_share, sum_of
 from support.engine.checkpoint import narrator_on_llm
 from support.engine.frozen import find_model
@@ -48,9 +48,9 @@ class Recipe:
         " | ".join(DATASETS) + " | FOLDER of your own videos (support/files/own_videos.py)",
         compared=False)
     root: str | None = setting(None, "folder of the data set; default data/NAME",
-        needs="other data than the toy", compared=False)
+        needs=FILES, compared=False)
     limit: int | None = setting(None, "use at most this many training videos")
-    max_frames: int = setting(1200, "longer videos are cut", needs="other data than the toy")
+    max_frames: int = setting(1200, "longer videos are cut", needs=FILES)
     init: str | None = setting(None,
         "start from this checkpoint (the paper: EgoExo4D and EK100 from Ego4D's)", compared=False)
     output: str = setting("out/narrator", "folder of the checkpoint, the log and the loss curve",

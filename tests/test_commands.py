@@ -15,13 +15,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from beyond.commands import data_command, stream_command
+from beyond.commands import data_command, evaluate_command, stream_command, train_command
 from forks import Forked
 from helpers import ROOT, TOY, tiny
 from narrator import Narrator
 from support.common.errors import BadData, command_line
+from support.common.options import FILES, needs_of
 from support.engine import cpu, frozen
 from support.engine.checkpoint import Checkpoint, open_checkpoint
+from support.engine.registry import NARRATORS
 from support.files.video import write_video
 
 NONSENSE = "-1"                                  # the types themselves are tested in test_common.py
@@ -54,6 +56,28 @@ CANNOT_WORK = [
     "data.py encode toys/a.mp4 --output p.json/new",
     "data.py encode toys/a.mp4 --output new",
 ]
+# A command, and what an option can need that it has not.
+LACKS = [
+    ("stream.py x.safetensors --device cpu", "pictures"),
+    ("stream.py x.safetensors --device cpu", "a live source that can be opened again"),
+    ("stream.py toys/a.mp4 --device cpu", "CUDA graphs"),
+    ("stream.py x.safetensors --static", "two thresholds"),
+    ("stream.py x.safetensors --refractory 0", "a refractory time"),
+    ("evaluate.py stream --data toys", "pictures"),
+    ("evaluate.py stream --data toy --root toys", "a folder of that split"),
+    ("data.py stats --data toy --root toys", "a folder of that split"),
+    ("train.py --data ek100 --output new", "--data toy"),
+    ("train.py --data toy --output new", FILES),
+    (f"train.py --data toy --output new --init {TOY}", "a new narrator"),
+    ("train.py --data toy --output new --quick", "the stage recall"),
+    ("train.py --data toy --output new --quick", "a connector of its own"),
+    ("train.py --data toy --output new --memory recent", "a memory with heads"),
+    ("train.py --data toy --output new --memory recent", "a memory that is read within frames"),
+    ("train.py --data toy --output new --memory kmeans", "a memory that learns"),
+    ("train.py --data toy --output new --memory none", "a memory"),
+]
+NEEDS = (needs_of(train_command.Options, *NARRATORS) | stream_command.NEEDS
+         | evaluate_command.NEEDS)
 
 
 class Parsed(Exception):
@@ -81,14 +105,13 @@ def parser_of(module) -> argparse.ArgumentParser:
     return parsed.value.args[0]
 
 
-def valued_options(module, arguments: list[str]) -> list[str]:
-    """The options of a command that take a value."""
+def options_of(module, arguments: list[str]) -> list[argparse.Action]:
+    """The options of a command."""
     actions = parser_of(module)._actions
     for action in actions:
         if isinstance(action, argparse._SubParsersAction) and arguments[0] in action.choices:
             actions = action.choices[arguments[0]]._actions
-    return [action.option_strings[-1] for action in actions
-            if action.option_strings and action.nargs != 0]
+    return [action for action in actions if action.option_strings]
 
 
 def outcome(module, words: list[str]) -> tuple[int, str, str]:
@@ -138,7 +161,8 @@ def no_model(monkeypatch):
 def test_nonsense_is_refused_in_one_line(line, world):
     """The error, and how to get help; no usage."""
     module, arguments = module_and_arguments(line.split())
-    options = valued_options(module, arguments)
+    options = [option.option_strings[-1] for option in options_of(module, arguments)
+               if option.nargs != 0]
     refused = 0
     for option in options:
         code, err = call(module, [*arguments, f"{option}={NONSENSE}"])
@@ -161,6 +185,28 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(line, world, no_m
     assert code == 1
     assert sum(line.startswith("error: ") for line in err.splitlines()) == 1, err
     assert sorted(world.rglob("*")) == before
+
+
+@pytest.mark.parametrize("line, lacks", LACKS, ids=str)
+def test_an_option_without_effect_is_refused(line, lacks, world, no_model):
+    """Each that needs what the command lacks, by name, and nothing is written."""
+    module, arguments = module_and_arguments(line.split())
+    before = sorted(world.rglob("*"))
+    refused = 0
+    for option in options_of(module, arguments):
+        if lacks in NEEDS.get(option.dest, "").split(", "):
+            flag = option.option_strings[-1]
+            value = "a=1" if flag == "--source-option" else [*(option.choices or "1")][0]
+            words = [flag] if option.nargs == 0 else [flag, value]
+            assert call(module, [*arguments, *words]) == (1, f"error: {flag} needs {lacks}\n")
+            refused += 1
+    assert refused > 0
+    assert sorted(world.rglob("*")) == before
+
+
+def test_every_need_is_tried():
+    assert {need for needs in NEEDS.values() for need in needs.split(", ")} - {""} == {
+        lacks for _, lacks in LACKS}
 
 
 @pytest.mark.parametrize("asked, expected", [("", torch.bfloat16), ("--dtype float32", torch.float32)])

@@ -295,9 +295,13 @@ def test_a_finished_narrator_is_not_replaced(tmp_path, capsys):
         with pytest.raises(BadData, match="out holds a finished narrator; delete it"):
             train_command.check_and_train(options_from(**given, resume=resume))
 
-    (out / "narrator-state.safetensors").touch()
-    with pytest.raises(BadData, match="interrupted training; give --resume to go on, or delete"):
-        train_command.check_and_train(options_from(**given))
+    for stage, resume, says in (("narrator", False, "interrupted training; give --resume to go on"),
+                                ("recall", True, "of a stage that this training has not")):
+        state = out / f"{stage}-state.safetensors"
+        state.touch()
+        with pytest.raises(BadData, match=says):
+            train_command.check_and_train(options_from(**given, resume=resume))
+        state.unlink()                         # it is still there
 
 
 def test_it_goes_on_in_the_format_in_which_it_began(tmp_path, monkeypatch):
@@ -335,24 +339,9 @@ def parsed(monkeypatch, *line):
     return train_command.parse()
 
 
-@pytest.mark.parametrize("line", [
-    ["--connector-start", "published", "--init", "x"],
-    ["--data", "toy", "--device", "cuda"],
-    ["--data", "ego4d", "--quick"],
-    ["--data", "toy", "--no-recall", "--init", "narrator"],
-    ["--lora-rank", "8", "--init", "narrator"],
-    ["--memory", "none", "--memory-tokens", "5"],
-], ids=" ".join)
-def test_invalid_options_are_refused_at_once(line, monkeypatch):
-    """Before an hour of training, not after, and by name."""
-    option = next(word for word in reversed(line) if word.startswith("--") and word != "--init")
-    with pytest.raises(BadData, match=f"{option} needs"):
-        parsed(monkeypatch, *line)
-
-
 def test_options_know_what_was_given(monkeypatch):
     options = parsed(monkeypatch, "--data", "toy", "--no-prune", "--no-recall")
-    assert options.given == {"data", "prune", "recall"}
+    assert options.given.keys() == {"data", "prune", "recall"}
     settings = options.narrator
     assert (settings["prune"], options.recall, settings["last_k"]) == (False, False, None)
     assert options.batch == train_command.TOY["batch"]

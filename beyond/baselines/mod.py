@@ -38,7 +38,8 @@ from support.engine.checkpoint import published_name
 class RoutedConfig(Config):
     """Settings with that of VideoLLM-MoD."""
     mod_keep: float = setting(0.2,
-        "VideoLLM-MoD, with --memory none --no-prune: share of a frame's tokens kept, k / J",
+        "VideoLLM-MoD where given, with --memory none --no-prune: share of a frame's tokens kept, "
+        "k / J",
         (LEAST, 1), needs="a new narrator")
 
     def __post_init__(self):

@@ -34,7 +34,7 @@ HISTORY = -3                # placeholder id, where the tokens of the narration 
 class HistoryConfig(Config):
     """Settings with that of Table 15."""
     narration_memory: int = setting(0,
-        "Table 15: tokens N of a second CLAM, on narrations, which are then not kept",
+        "Table 15 where given: tokens N of a second CLAM, on narrations, which are then not kept",
         (0, LARGEST), needs="a new narrator")
 
     def __post_init__(self):

@@ -14,8 +14,9 @@ from narrator import Config, VisionEncoder
 from support.common.devices import device_and_dtype
 from support.common.errors import command_line
 from support.common.options import (
-    DATASETS, Parser, add_settings, dataset_folder, device_option, json_option, non_negative_int,
-    positive_float, positive_int, settings_given,
+    DATASETS, Parser, add_settings, data_options, dataset_folder, device_option, has_split,
+    json_option, non_negative_int, positive_float, positive_int, refuse_without_effect,
+    settings_given,
 )
 from support.common.processes import process_group
 from support.common.progress import progress
@@ -57,6 +58,8 @@ ROW = " {:7d}  {:7.1f} +- {:5.1f}  {:9.1f}  {:13.2f}  {:17.1f}"
 
 
 def stats_command(options: argparse.Namespace) -> None:
+    has = {"a folder of that split": has_split(options)}
+    refuse_without_effect(vars(options), {"split": "a folder of that split"}, has)
     split = options.split or ("val" if options.data in DATASETS else "all")
     if options.data == "toy":
         from toy.files import toy_samples
@@ -147,12 +150,7 @@ def run(arguments: list[str] | None = None) -> None:
     stats.set_defaults(command=stats_command)
     stats.add_argument("--llm", help="count the tokens of this model's tokenizer, not words")
     json_option(stats)
-    stats.add_argument("--data", required=True,
-                       help=" | ".join(DATASETS) + " | FOLDER")
-    stats.add_argument("--root",
-                       help="folder of the data set (default: data/NAME; the toy is rendered)")
-    stats.add_argument("--split", help="default: val; of a folder, all")
-    stats.add_argument("--limit", type=positive_int, help="at most this many samples")
+    data_options(stats, "val; of a folder, all")
 
     encoding = commands.add_parser("encode",
                                    help="frame features of videos; finished ones are kept")

@@ -20,8 +20,9 @@ from support.common.disk import check_apart, check_writable, file_name, write_js
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import (
-    DEFAULT_MODEL, Parser, data_options, dataset_folder, in_range, json_option, model_options,
-    non_negative_int, positive_int, settings_given, trigger_options,
+    DEFAULT_MODEL, Parser, data_options, dataset_folder, has_split, in_range, json_option,
+    model_options, needs_of, non_negative_int, positive_int, refuse_without_effect,
+    settings_given, trigger_has, trigger_options, world_option,
 )
 from support.common.processes import KnownToAll, check_equal, process_group
 from support.common.progress import say, say_as_one
@@ -135,6 +136,10 @@ def print_measures(args: argparse.Namespace, result: dict, each: dict[str, dict]
 # ---------------------------------------------------------------------- narrator and data set
 
 
+# as needs of settings (support/common/options.py)
+NEEDS = {"split": "a folder of that split"}
+
+
 def narrator_and_samples(args: argparse.Namespace, model: str, streaming: bool = False,
                          ) -> tuple[nar.Narrator, nar.VisionEncoder | None, list[data.Sample]]:
     """A narrator with the settings of the command line, its vision encoder for the toy (which has
@@ -144,7 +149,7 @@ def narrator_and_samples(args: argparse.Namespace, model: str, streaming: bool =
     """
     samples = samples_of(args, streaming)
     device, dtype = device_and_dtype(args.device, args.dtype)
-    checkpoint = open_checkpoint(model, args.llm, **settings_given(args, nar.Config))
+    checkpoint = open_checkpoint(model, **settings_given(args, nar.Config))
     if args.data == "toy":
         find_model(checkpoint.config.vision, "vision")          # before the other one is loaded
     narrator = checkpoint.narrator(device, dtype)
@@ -160,8 +165,15 @@ def narrator_and_samples(args: argparse.Namespace, model: str, streaming: bool =
 
 
 def samples_of(args: argparse.Namespace, streaming: bool = False):
-    """The samples of the data set; those of the toy as they are asked for."""
-    if args.data == "toy":
+    """The samples of the data set; those of the toy as they are asked for. BadData if an option that
+    is given would have no effect on them.
+    """
+    is_toy = args.data == "toy"
+    refuse_without_effect(vars(args), NEEDS | needs_of(nar.Config), trigger_has(args) | {
+        "pictures": is_toy,
+        "a folder of that split": has_split(args),
+    })
+    if is_toy:
         from toy.files import toy_samples
         return toy_samples(args.root, split_of(args), args.limit, args.world)
     if args.world != "plain":
@@ -246,7 +258,7 @@ def settings_of_rows(args: argparse.Namespace, narrator: nar.Narrator) -> dict:
 def check_outputs(args: argparse.Namespace) -> None:
     """BadData if they cannot be written, or would destroy what is read: before anything is loaded."""
     root = dataset_folder(args.data, args.root)
-    models = [args.model, args.llm, getattr(args, "vision", None)]     # absent: not given
+    models = [args.model, getattr(args, "llm", None), getattr(args, "vision", None)]
     check_apart([*models, root, root / "annotations", root / "features"],
                 [args.per_video, args.output])
     check_writable(args.per_video, Path(args.output) / "settings.json" if args.output else None)
@@ -400,7 +412,9 @@ def main():
         command.add_argument("--by-duration", action="store_true",
                              help="also by the length of the videos: up to 2, 4, 8 minutes, and "
                                   "longer")
-        data_options(command.add_argument_group("data set"))
+        group = command.add_argument_group("data set")
+        data_options(group)
+        world_option(group)
         model_options(command.add_argument_group("narrator"), nar.Config,
                           default=DEFAULT_MODEL)
     args = parser.parse_args()

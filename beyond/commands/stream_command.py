@@ -34,8 +34,9 @@ from support.common.devices import device_and_dtype
 from support.common.disk import read_json
 from support.common.errors import BadData, command_line, say_once
 from support.common.options import (
-    DEFAULT_MODEL, THAT_OF_CHECKPOINT, Parser, add_settings, in_range, model_options,
-    non_negative_int, positive_float, positive_int, settings_given, trigger_options,
+    DEFAULT_MODEL, THAT_OF_CHECKPOINT, Parser, add_settings, in_range, model_options, needs_of,
+    non_negative_int, positive_float, positive_int, refuse_without_effect, settings_given,
+    trigger_has, trigger_options,
 )
 from support.common.progress import progress, say, say_when
 from support.engine.checkpoint import open_checkpoint
@@ -157,7 +158,7 @@ class NarratedInput:
         largest = None                                  # pixels; no larger picture is needed
         if encoder is not None:
             largest = 2 * encoder.image_size
-        options = dict(args.source_option)
+        options = dict(args.source_option or ())
         if options:
             names = ", ".join(options)                  # their values may be secret
             say_when(f"{source}: FFmpeg is given {names}, and ignores what it does not know")
@@ -192,9 +193,24 @@ class NarratedInput:
             self.video.report()
 
 
+# as needs of settings (support/common/options.py)
+NEEDS = {
+    "retries": "a live source that can be opened again",
+    "source_option": "pictures",
+    "no_graphs": "CUDA graphs",
+}
+
+
 def check_options(args: argparse.Namespace) -> None:
-    """Refuse what cannot work, before anything is loaded."""
+    """Refuse what cannot work, and what would have no effect, before anything is loaded."""
     first = args.input[0]
+    device, _ = device_and_dtype(args.device)
+    has_graphs = device.startswith("cuda") and not (args.explain or args.compile)
+    refuse_without_effect(vars(args), NEEDS | needs_of(Config), trigger_has(args) | {
+        "pictures": any(source.kind != "features" for source in args.input),
+        "a live source that can be opened again": first.is_live and first.given != "-",
+        "CUDA graphs": has_graphs,
+    })
     if len(args.input) > 1:
         for source in args.input:
             if source.kind in ("live", "pipe"):
@@ -296,7 +312,7 @@ def load_models(model: str, args: argparse.Namespace,
         dtype = None                                    # what is faster here
     changes = settings_given(args, Config)
     try:
-        checkpoint = open_checkpoint(model, args.llm, **changes)
+        checkpoint = open_checkpoint(model, **changes)
         if has_videos:
             find_model(checkpoint.config.vision, "vision")      # before the other one is loaded
         narrator = checkpoint.narrator(device, dtype).merge()
@@ -392,7 +408,7 @@ def endless_options(parser: argparse._ArgumentGroup) -> None:
         help="give a live source up after it was opened again N times in a row without a picture "
              "(default: never)")
     parser.add_argument(
-        "--source-option", type=source_option, action="append", default=[], metavar="NAME=VALUE",
+        "--source-option", type=source_option, action="append", metavar="NAME=VALUE",
         help="an option of FFmpeg for opening the input, such as rtsp_transport=udp")
     add_settings(parser, Config, ("max_segment",), "30 of a live source, else never")
     add_settings(parser, Config, ("max_position",), "16384 of a live source, else never")
@@ -408,7 +424,7 @@ def speed_options(parser: argparse._ArgumentGroup) -> None:
         "--compile", action="store_true",
         help="compile the visual memory and the language model (torch.compile)")
     parser.add_argument(
-        "--no-graphs", action="store_true",
+        "--no-graphs", action="store_true", default=None,
         help="do not record what a GPU computes as CUDA graphs")
 
 

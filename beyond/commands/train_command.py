@@ -2,7 +2,7 @@
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -18,7 +18,7 @@ from support.common.disk import check_apart, check_writable
 from support.common.errors import BadData, command_line
 from support.common.locks import locked
 from support.common.options import (
-    DATASETS, Parser, add_settings, dataset_folder, refuse_without_effect,
+    DATASETS, FILES, Parser, add_settings, dataset_folder, needs_of, refuse_without_effect,
 )
 from support.common.processes import process_group, together
 from support.common.progress import say, say_as_one
@@ -43,8 +43,8 @@ from train import (
 
 # the settings of a narrator that are options
 SETTINGS = (
-    "llm", "vision", "memory", "memory_tokens", "memory_heads", "memory_dropout", "readout", "prune",
-    "last_k", "lora_rank", "lora_alpha", "lora_dropout", "grid", "mod_keep", "narration_memory",
+    "llm", "vision", "memory", "memory_tokens", "memory_heads", "memory_dropout", "readout",
+    "prune", "last_k", "lora_rank", "lora_alpha", "lora_dropout", "grid", "mod_keep", "narration_memory",
 )
 
 # The toy (--data toy): small models with a smaller LoRA, and FlowNar-C, for videos of any length.
@@ -93,34 +93,20 @@ NEW_WORDS = 2.0                                # loss of a token, in nats
 @dataclass
 class Options(Recipe, FurtherOptions, RunOptions, ToyOptions):
     """All options of python train.py: the paper's first. Each base is a group of --help."""
-    # not an option: the names of those that are given
-    given: frozenset[str] = frozenset()
+    # not an option: {name: value} of those that are given
+    given: dict = field(default_factory=dict)
 
 
 def parse() -> Options:
     """Options from the command line."""
     parser = Parser(description="Train a narrator.")
-    narrator = parser.add_argument_group("The narrator (narrator.py: Config)")
-    for kind in NARRATORS:
-        names = kind.__annotations__.keys() & set(SETTINGS)
-        default = None if kind is nar.Config else "without it"
-        add_settings(narrator, kind, names, default, TOY)
-    for kind in Options.__mro__[1:-1]:
-        group = parser.add_argument_group(kind.__doc__.splitlines()[0].rstrip("."))
-        names = {f.name for f in fields(kind) if f.metadata}
-        add_settings(group, kind, names, defaults=TOY)
-    options = options_from(**vars(parser.parse_args()))
-    missing = {}
-    if options.data == "toy":
-        missing["other data than the toy"] = "the toy is rendered, and trained on the CPU in float32"
-    else:
-        missing["the toy"] = "--data toy"
-    if options.init:
-        missing["a new narrator"] = "--init brings a trained one"
-    if options.narrator.get("memory") == "none":
-        missing["a memory"] = "--memory none"
-    refuse_without_effect(options.given, (Options, *NARRATORS), missing)
-    return options
+    for table in (*NARRATORS, *Options.__mro__[1:-1]):
+        group = parser.add_argument_group(table.__doc__.splitlines()[0].rstrip("."))
+        names = table.__annotations__.keys()
+        if issubclass(table, nar.Config):
+            names &= set(SETTINGS)
+        add_settings(group, table, names, defaults=TOY)
+    return options_from(**vars(parser.parse_args()))
 
 
 def options_from(**given) -> Options:
@@ -148,7 +134,36 @@ def options_from(**given) -> Options:
         narrator = {name: narrator[name] for name in narrator if name in given}
     else:
         narrator["memory_target"] = values.get("start", Options.start) == "mimetic"
-    return Options(**values, narrator=narrator, given=frozenset(given))
+    return Options(**values, narrator=narrator, given=given)
+
+
+def check_given(options: Options) -> None:
+    """BadData if an option that is given would have no effect."""
+    settings = nar.Config()
+    if options.init:
+        settings = checkpoint.open_checkpoint(options.init).config
+    name = options.narrator.get("memory", settings.memory)
+    memory = nar.MEMORIES[name].from_config(settings)
+    refuse_without_effect(options.given, needs_of(Options, *NARRATORS), {
+        "--data toy": options.data == "toy",
+        FILES: options.data != "toy",
+        "a new narrator": not options.init,
+        "a connector of its own": not options.look,
+        "the stage recall": options.recall,
+        "a memory": memory.M > 0,
+        "a memory with heads": memory.HAS_HEADS,
+        "a memory that is read within frames": memory.READ_WITHIN_FRAMES,
+        "a memory that learns": any(True for _ in memory.parameters()),
+    })
+
+
+def stages_of(options: Options) -> list[str]:
+    """What is trained, one after the other: a new narrator of the toy has stages of its own."""
+    stages = ["narrator"]
+    if options.data == "toy" and not options.init:
+        stages += ["recall"] * options.recall
+        stages += ["look"] * (options.look is None)
+    return stages
 
 
 def check_output(options: Options) -> None:
@@ -159,6 +174,11 @@ def check_output(options: Options) -> None:
     if states and not options.resume:
         raise BadData(f"{states[0]} is of an interrupted training; "
                       f"give --resume to go on, or delete it")
+    for state in states:
+        stage, _, _ = state.name.rpartition("-")
+        if stage not in stages_of(options):
+            raise BadData(f"{state} is of a stage that this training has not; give the options of "
+                          f"the interrupted one, or delete it")
     if finished.exists() and not states:
         raise BadData(f"{output} holds a finished narrator; delete it, or choose another --output")
     if (output / "config.json").exists():
@@ -188,9 +208,10 @@ def check_and_train(options: Options) -> None:
 
 
 def check(options: Options, until_the_end: ExitStack) -> None:
-    """BadData if --init or --output does not suit. One run at a time writes into --output, its first
+    """BadData if an option or --output does not suit. One run at a time writes into --output, its first
     process alone.
     """
+    check_given(options)
     process, _ = rank()
     if process == 0:
         check_writable(Path(options.output) / checkpoint.ADAPTER)
@@ -307,7 +328,7 @@ def choose_length(narrator: Narrator, videos: Sequence[Read], options: Options) 
     seconds = (perf_counter() - begin) / len(measured)
     width = narrator.llm.config.hidden_size
     chosen = length_of_training(loss, len(videos), options.batch, width)
-    for name in chosen.keys() - options.given:
+    for name in chosen.keys() - options.given.keys():
         setattr(options, name, chosen[name])
     steps = number_of_steps(options, len(videos))
     # a backward pass takes about twice as long as a forward pass

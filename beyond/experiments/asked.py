@@ -34,7 +34,7 @@ from data import FPS
 from support.common.devices import device_and_dtype
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
-from support.common.options import Parser, data_options, json_option
+from support.common.options import Parser, data_options, json_option, world_option
 from support.common.progress import progress
 from support.common.text import one_line
 from support.engine.frozen import load_llm
@@ -251,6 +251,7 @@ def main() -> None:
     summaries.set_defaults(run=run_summaries)
     objects = commands.add_parser("objects", help="how many of those that are named are in use")
     data_options(objects)
+    world_option(objects)
     objects.set_defaults(run=run_objects)
     for command in (summaries, objects):
         command.add_argument("--pred", required=True, help="predictions, as for evaluate.py score")

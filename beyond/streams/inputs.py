@@ -52,7 +52,8 @@ def inputs_of(args: Namespace) -> list[Input]:
         inputs.append(Input(source, name, files_in_folders(name, options)))
 
     read = [given.source.path for given in inputs if not given.source.is_live]
-    read += [args.model or DEFAULT_MODEL, args.llm, getattr(args, "vision", None)]
+    read += [args.model or DEFAULT_MODEL]
+    read += [getattr(args, kind, None) for kind in ("llm", "vision")]      # absent: not given
     check_apart(read, [file for given in inputs for file in given.files.values()])
     for given in inputs:
         for form, path in given.files.items():

@@ -44,7 +44,8 @@ def write_card(config: Config, videos: int, options) -> None:
     models = [known_as(config.llm), known_as(config.vision)]
     log = read_jsonl(output / "narrator-log.jsonl")
     values = vars(options) | options.narrator
-    given = [f"{name}: {known_as(str(values[name]))}" for name in sorted(options.given - PRIVATE)]
+    names = sorted(options.given.keys() - PRIVATE)
+    given = [f"{name}: {known_as(str(values[name]))}" for name in names]
     facts = {
         "Language model": f"{models[0]}, mark {config.llm_mark}",
         "Vision encoder": f"{models[1]}, mark {config.vision_mark}",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from support.common.options import LARGEST, setting
+from support.common.options import FILES, LARGEST, setting
 
 
 @dataclass
@@ -21,7 +21,7 @@ class FurtherOptions:
     connector_start: str = setting("published",
         "first weights of the connector: as in the authors' code, or such that it standardises the "
         "features, and enlarges what tells the places of a picture apart",
-        ("published", "mimetic"), needs="a new narrator")
+        ("published", "mimetic"), needs="a new narrator, a connector of its own")
     long: float = setting(0.0,
         "fraction of the videos trained on as if late in a long stream", (0, 1))
 
@@ -34,19 +34,19 @@ class RunOptions:
 
     val_limit: int = setting(256,
         "videos for the validation loss after each epoch; 0: none",
-        (0, LARGEST), needs="other data than the toy", compared=False)
+        (0, LARGEST), needs=FILES, compared=False)
     resume: bool = setting(False, "continue an interrupted run in --output", compared=False)
     save_every: int = setting(50, "steps between saved states (see --resume)", compared=False)
     seed: int = setting(0,
         "of first weights, order of the videos, dropout and --long", (0, 2 ** 32 - 1))
     checkpointing: bool = setting(False,
         "recompute activations in the backward pass: less memory, more time",
-        needs="other data than the toy", compared=False)
+        needs=FILES, compared=False)
     device: str = setting("auto", "cpu | cuda | mps | auto (the toy: always the CPU)",
-        needs="other data than the toy", compared=False)
+        needs=FILES, compared=False)
     dtype: str = setting("auto",
         "of the frozen language model; auto: bfloat16 on CUDA",
-        ("auto", "float32", "bfloat16"), needs="other data than the toy", compared=False)
+        ("auto", "float32", "bfloat16"), needs=FILES, compared=False)
 
 
 @dataclass
@@ -54,22 +54,22 @@ class ToyOptions:
     """For the toy alone."""
     quick: bool = setting(False,
         "a narrator of the toy in minutes: no stages of its own, few videos, few steps",
-        needs="the toy")
+        needs="--data toy")
     look: str | None = setting(None,
         "start with LoRA and connector of this look.safetensors, which another training has "
         "written",
-        needs="the toy, a new narrator", compared=False)
-    world: str = setting("plain", "kind of the videos (toy/world.py)", needs="the toy")
+        needs="--data toy, a new narrator", compared=False)
+    world: str = setting("plain", "kind of the videos (toy/world.py)", needs="--data toy")
     idle: float | None = setting(None,
-        "share of the videos that have idle time; default the world's", (0, 1), needs="the toy")
+        "share of the videos that have idle time; default the world's", (0, 1), needs="--data toy")
     freeze_memory: bool = setting(False,
         "the memory keeps its first weights: what does its training add to them?",
-        needs="the toy, a new narrator")
+        needs="--data toy, a new narrator, a memory that learns")
     freeze_lora: bool = setting(False,
         "LoRA is not trained in the stage `recall`: what do memory and connector learn alone?",
-        needs="the toy, a new narrator")
+        needs="--data toy, a new narrator, the stage recall")
     recall: bool = setting(True,
         "there is no stage `recall`: the memory learns from the paper's loss alone",
-        needs="the toy, a new narrator")
+        needs="--data toy, a new narrator")
     recall_steps: int = setting(1200, "steps of the stage `recall`",
-        needs="the toy, a new narrator")
+        needs="--data toy, a new narrator, the stage recall")

@@ -4,7 +4,6 @@ from __future__ import annotations
 from argparse import SUPPRESS, Action, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, field, fields
-from itertools import chain
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -78,6 +77,10 @@ positive_float = in_range(float, LEAST, LARGEST)
 
 # ---------------------------------------------------------------------- the table of settings
 
+# what an option needs that the toy has not
+FILES = "data from files (the toy is rendered; it trains on the CPU in float32)"
+
+
 def setting(default, text: str, values: tuple | Mapping | None = None, *, needs: str = "",
             compared: bool = True, none: str = ""):
     """A field of a dataclass: a setting of a narrator (narrator.py: Config), or of a training.
@@ -106,26 +109,28 @@ def kinds_of(table: type) -> dict[str, tuple]:
     return {name: get_args(kind) or (kind,) for name, kind in get_type_hints(table).items()}
 
 
-def flag_of(f: Field) -> str:
-    """How a setting is written as an option: val_limit -> --val-limit. What is on by default is
-    switched off: prune -> --no-prune.
+def flag_of(name: str, value=None) -> str:
+    """How an option is written: val_limit -> --val-limit, and prune = False -> --no-prune."""
+    words = name.replace("_", "-")
+    return f"--no-{words}" if value is False else f"--{words}"
+
+
+def needs_of(*tables: type) -> dict[str, str]:
+    """{name: what it needs} of the settings of dataclasses."""
+    return {f.name: f.metadata.get("needs", "") for table in tables for f in fields(table)}
+
+
+def refuse_without_effect(given: Mapping, needs: Mapping[str, str], holds: Mapping[str, bool]):
+    """BadData if an option has no effect, because something that it needs is not there.
+
+    given       {name: value} of options; None: it is not given
+    needs       {name: what it needs}, with commas between
+    holds       {what is needed: whether it is there}
     """
-    words = f.name.replace("_", "-")
-    return f"--no-{words}" if f.default is True else f"--{words}"
-
-
-def refuse_without_effect(given: Iterable[str], tables: Iterable[type],
-                          missing: Mapping[str, str]) -> None:
-    """BadData if an option would have no effect, because something that it needs is missing.
-
-    given       the names of the options that are given
-    tables      dataclasses of settings, which say what each needs
-    missing     {what is missing: why}
-    """
-    for f in chain.from_iterable(map(fields, tables)):
-        for need in f.metadata.get("needs", "").split(", "):
-            if f.name in given and need in missing:
-                raise BadData(f"{flag_of(f)} needs {need}: {missing[need]}")
+    for name, value in given.items():
+        for need in needs.get(name, "").split(", "):
+            if value is not None and not holds.get(need, True):
+                raise BadData(f"{flag_of(name, value)} needs {need}")
 
 
 def add_settings(group, table: type, names: Iterable[str], default: str | None = None,
@@ -138,14 +143,15 @@ def add_settings(group, table: type, names: Iterable[str], default: str | None =
     """
     kinds = kinds_of(table)
     for f in fields(table):
-        if f.name not in names:
+        if f.name not in names or not f.metadata:
             continue
         kind = kinds[f.name][0]
         text = f.metadata["help"]
         values = f.metadata["values"]
         if kind is bool:
             action = "store_false" if f.default else "store_true"
-            group.add_argument(flag_of(f), help=text, action=action, dest=f.name, default=SUPPRESS)
+            flag = flag_of(f.name, not f.default)
+            group.add_argument(flag, help=text, action=action, dest=f.name, default=SUPPRESS)
             continue
         if default or f.default is not None:
             text += f"; default {default or f.default}"
@@ -155,7 +161,7 @@ def add_settings(group, table: type, names: Iterable[str], default: str | None =
             allowed = {"type": in_range(kind, *limits_of(f, kind), f.metadata["none"])}
         else:
             allowed = {"choices": values and tuple(values)}
-        group.add_argument(flag_of(f), help=text, default=SUPPRESS, **allowed)
+        group.add_argument(flag_of(f.name), help=text, default=SUPPRESS, **allowed)
 
 
 def dataset_folder(name: str, root: str | Path | None) -> Path:
@@ -177,14 +183,23 @@ def dataset_folder(name: str, root: str | Path | None) -> Path:
 # ---------------------------------------------------------------------- options
 
 
-def data_options(parser: ArgumentParser, required: bool = True):
-    parser.add_argument("--data", required=required,
+def data_options(parser: ArgumentParser, split: str = "test for the toy, else val"):
+    """split: says what it is by default."""
+    parser.add_argument("--data", required=True,
                         help=" | ".join(DATASETS) + " | FOLDER of videos")
-    parser.add_argument("--root", help="folder of the data set (toy: rendered by seed without it)")
-    parser.add_argument("--split", help="train, val or test (default: test for the toy, else val)")
+    parser.add_argument("--root", help="folder of the data set (default: data/NAME; the toy is rendered)")
+    parser.add_argument("--split", help=f"train, val or test (default: {split})")
     parser.add_argument("--limit", type=positive_int, help="use at most this many videos")
+
+
+def world_option(parser: ArgumentParser):
     parser.add_argument("--world", default="plain",
-                        help="of the toy's videos: plain, idle, still or night (toy/README.md)")
+                        help="of the toy's rendered videos: plain, idle, still or night (toy/README.md)")
+
+
+def has_split(args: Namespace) -> bool:
+    """Whether a folder of toy videos has a folder for --split; other data sets have splits."""
+    return not (args.data == "toy" and args.root) or Path(args.root, args.split or "").is_dir()
 
 
 def json_option(parser: ArgumentParser):
@@ -211,9 +226,7 @@ def model_options(parser: ArgumentParser, config: type, **model):
     """
     options = {"help": "checkpoint folder or hub id (default: the bundled toy)"} | model
     parser.add_argument("--model", **options)
-    parser.add_argument("--llm", help="base language model: folder or hub id "
-                                      "(default: the checkpoint's)")
-    add_settings(parser, config, ("last_k", "vision"), THAT_OF_CHECKPOINT)
+    add_settings(parser, config, ("last_k", "llm", "vision"), THAT_OF_CHECKPOINT)
     device_option(parser)
     dtype_option(parser)
 
@@ -223,7 +236,16 @@ def trigger_options(parser: ArgumentParser, config: type):
     parser.add_argument("--static", action="store_true", help="one threshold only, theta")
 
 
+def trigger_has(args: Namespace) -> dict[str, bool]:
+    """What `trigger_options` leave, for `refuse_without_effect`."""
+    given = vars(args)
+    return {
+        "two thresholds": not given.get("static"),
+        "a refractory time": given.get("refractory") != 0,
+    }
+
+
 def settings_given(args: Namespace, config: type) -> dict:
     """The settings of a narrator (narrator.py: Config) that a command line gives."""
-    names = {f.name for f in fields(config)} - {"llm"}
+    names = {f.name for f in fields(config)}
     return {name: value for name, value in vars(args).items() if name in names}
