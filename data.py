@@ -22,7 +22,6 @@ support/files reads annotation files (annotations.py), videos (video.py) and fea
 """
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -31,11 +30,11 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from support.common.devices import rank
 from support.common.errors import BadData
 from support.common.garbage import without_collection
 from support.common.options import DATASETS, dataset_folder
 from support.common.progress import say_as_one
+from support.common.text import counted
 from support.files import annotations, own_videos
 from support.files.features import Features, Store, check_fit, encode_pictures
 from support.files.sentences import BEYOND, NarratedVideo, Notes, assign_frames, at_frames, frame_at
@@ -123,9 +122,7 @@ def load_dataset(
     if notes.counts[BEYOND] >= left:
         raise BadData(f"{folder}: {notes.counts[BEYOND]} narrations are beyond the ends of their "
                       f"videos, {left} within; are they of other videos, or in milliseconds?")
-    process, _ = rank()
-    if process == 0:
-        print(notes.after(f"{name} {split}: {len(samples)} samples"), file=sys.stderr)
+    say_as_one(notes.after(f"{name} {split}: {counted(len(samples), 'sample')}"))
     return samples
 
 

@@ -1,5 +1,6 @@
 """Several processes of one command: really run, with the variables that torchrun sets."""
 import os
+import re
 import socket
 import sys
 import time
@@ -117,7 +118,9 @@ def test_no_process_leaves_before_the_first_one_has_printed():
 
 def test_shares_of_a_process_that_is_killed_are_not_waited_for():
     first, second = run_together(["-c", ENDS, "killed"], ["-c", ENDS, "killed"])
-    assert first == (1, ["error: another process of this run has ended; its own message says why"])
+    code, (line,) = first
+    assert code == 1 and re.fullmatch(
+        r"error: another process of this run has ended; its own message says why \(.+\)", line)
     assert second == (-9, [])
 
 
@@ -358,7 +361,7 @@ def test_any_number_of_processes_is_one(whole, tmp_path):
             process.end()
         _, said = first.end()
         assert "of 6 steps are saved" in said[-2]
-        assert said[-1] == message
+        assert said[-1].startswith(message)
         assert "Traceback" not in "".join(said)
         assert not (tmp_path / "adapter_model.safetensors").exists()
         if processes == 4:

@@ -20,6 +20,7 @@ from support.common.options import (
 )
 from support.common.processes import process_group
 from support.common.progress import progress
+from support.common.text import counted
 from support.engine.checkpoint import open_checkpoint
 from support.engine.cpu import speed_up
 from support.engine.folders import portable_path
@@ -36,12 +37,12 @@ def toy_command(options: argparse.Namespace) -> None:
     output = Path(options.output)
     if options.count == 1:
         kitchen = write_toy(options.seed, options.minutes, output, options.world)
-        print(f"{output}, {output.with_suffix('.json')}: {len(kitchen.narrations)} narrations")
+        print(f"{output}, {output.with_suffix('.json')}: {counted(len(kitchen.narrations), 'narration')}")
         return
     seeds = range(options.seed, options.seed + options.count)
     for seed in progress(seeds, str(output), unit="video"):
         write_toy(seed, options.minutes, output / f"toy-{seed:07d}.mp4", options.world)
-    print(f"{output}: {options.count} videos")
+    print(f"{output}: {counted(options.count, 'video')}")
 
 
 def write_toy(seed: int, minutes: float, output: Path, world: str = "plain"):
@@ -100,7 +101,7 @@ def encode_command(options: argparse.Namespace) -> None:
         config.vision = portable_path(config.vision)
         notes = Notes()
         videos = own_videos.to_encode(folder, notes)
-        print(notes.after(f"{folder}: {len(videos)} videos with narrations"), file=sys.stderr)
+        print(notes.after(f"{folder}: {counted(len(videos), 'video')} with narrations"), file=sys.stderr)
         output = folder / "features"
     else:
         videos = options.videos
@@ -122,7 +123,7 @@ def encode_command(options: argparse.Namespace) -> None:
     }
     encode_videos(videos, output, load, settings, config.vision, options.batch,
                   renew=bool(options.data))
-    print(f"{output}: {len(videos)} videos")
+    print(f"{output}: {counted(len(videos), 'video')}")
 
 
 # ---------------------------------------------------------------------- the command line

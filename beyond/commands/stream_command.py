@@ -39,6 +39,7 @@ from support.common.options import (
     trigger_has, trigger_options,
 )
 from support.common.progress import progress, say, say_when
+from support.common.text import counted
 from support.engine.checkpoint import open_checkpoint
 from support.engine.compiled import compile_narrator
 from support.engine.cpu import speed_up
@@ -185,8 +186,12 @@ class NarratedInput:
         name = f"{self.given.name}: " if self.given.name else ""
         rate = (count - self.first_frame) / (time.perf_counter() - began)
         cache = self.context.cache
-        restarts = f", {self.context.restarts} restarts" if self.context.restarts else ""
-        say(f"{name}{count} frames, {self.context.segment} narrations{restarts}, "
+        frames = counted(count, "frame")
+        narrations = counted(self.context.segment, "narration")
+        restarts = ""
+        if self.context.restarts:
+            restarts = ", " + counted(self.context.restarts, "restart")
+        say(f"{name}{frames}, {narrations}{restarts}, "
             f"{rate:.1f} frames/s; cache at most {self.peak} tokens, now {cache.text} text + "
             f"{cache.visual} visual = {cache.bytes() / 1e6:.2f} MB")
         if self.video is not None:

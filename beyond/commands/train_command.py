@@ -332,9 +332,13 @@ def choose_length(narrator: Narrator, videos: Sequence[Read], options: Options) 
         setattr(options, name, chosen[name])
     steps = number_of_steps(options, len(videos))
     # a backward pass takes about twice as long as a forward pass
-    minutes = 3 * seconds * options.batch * steps / 60
+    seconds = 3 * seconds * options.batch * steps
+    if seconds < 120:
+        length = f"{seconds:.0f} seconds"
+    else:
+        length = f"{seconds / 60:.0f} minutes"
     say_as_one(f"loss before training: up to {loss:.2f}; {steps} steps ({options.epochs:.4g} epochs), "
-               f"about {minutes:.0f} minutes, peak learning rate {options.lr:.2g}")
+               f"about {length}, peak learning rate {options.lr:.2g}")
 
 
 def length_of_training(loss: float, videos: int, batch: int, width: int) -> dict[str, float]:

@@ -42,6 +42,7 @@ from support.common.disk import expecting, write_tensors
 from support.common.errors import BadData, first_line
 from support.common.progress import say
 from support.common.seal import digest_of, digest_of_file, refuse_if_changed, what_differs
+from support.common.text import counted
 from support.files.sources import Source
 
 FORMAT = 6
@@ -114,7 +115,8 @@ class State:
             self.live_clock = header["live"]
         if self.given.source.is_live:
             context.restart()                  # the camera may show something else by now
-        say(f"{self.path}: goes on after {context.frame} frames, {context.segment} narrations")
+        say(f"{self.path}: goes on after {counted(context.frame, 'frame')}, "
+            f"{counted(context.segment, 'narration')}")
         return True
 
     def live_frames(self, frames: Iterable[Tensor], camera: Camera) -> Iterator[Tensor]:

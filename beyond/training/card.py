@@ -8,6 +8,7 @@ from pathlib import Path
 from narrator import Config
 from support.common.disk import read_jsonl, write_text
 from support.common.progress import say
+from support.common.text import counted
 from support.common.version import versions
 
 # options that say where something lay
@@ -49,7 +50,7 @@ def write_card(config: Config, videos: int, options) -> None:
     facts = {
         "Language model": f"{models[0]}, mark {config.llm_mark}",
         "Vision encoder": f"{models[1]}, mark {config.vision_mark}",
-        "Trained on": f"{known_as(options.data)}, {videos} videos",
+        "Trained on": f"{known_as(options.data)}, {counted(videos, 'video')}",
         "Options that were given": ", ".join(given) or "none",
         "Seed": options.seed,
         "Steps": len(log),

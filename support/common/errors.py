@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from functools import cache
-from threading import current_thread, main_thread
+from threading import RLock, current_thread, main_thread
 from typing import TextIO
 
 from tqdm import tqdm
@@ -45,6 +45,8 @@ def command_line(main: Callable[[], None]) -> None:
     file name, is printed as "?"; on stderr, Python itself does that. What stderr does not take is
     lost, and ends nothing.
     """
+    # tqdm's own lock has a semaphore, of which Python says that it leaked where a command ends at once
+    tqdm.set_lock(RLock())
     with redirect_stderr(sys.stderr and Log(sys.stderr)):
         code = exit_code(main)
     if sys.stderr is not None:

@@ -143,7 +143,8 @@ def peers() -> Iterator[None]:
         problem = "has ended; its own message says why"
         if "timed out" in str(error).lower():
             problem = "has not answered for a long time; look at what it does"
-        raise PeerGone(f"another process of this run {problem}") from error
+        raise PeerGone(f"another process of this run {problem} "
+                       f"({first_line(error)[:200]})") from error
 
 
 def summed(*numbers: float) -> list[float]:

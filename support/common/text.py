@@ -25,6 +25,11 @@ def one_line(text: str) -> str:
     return BLANKS.sub(" ", OBEYED.sub("", text)).strip(" ")
 
 
+def counted(number: int, word: str) -> str:
+    """A number with its word, such as "1 frame" and "2 frames"."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
 def without_controls(text: str) -> str:
     """A name for terminals: without the characters that they obey instead of showing."""
     return re.sub(r"[\x00-\x1f\x7f-\x9f]", "", text)

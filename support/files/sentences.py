@@ -60,7 +60,7 @@ class Notes:
         parts = []
         for what, n in self.counts.most_common():
             places = ", ".join(self.places[what][:EXAMPLES])
-            parts.append(f"{n} {what} ({places})" if places else f"{n} {what}")
+            parts.append(f"{what}: {n} ({places})" if places else f"{what}: {n}")
         return one_line("; ".join(parts))
 
 

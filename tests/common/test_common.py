@@ -56,6 +56,16 @@ def test_exit_codes(capsys, error, code, line):
     assert exited.value.code == code and capsys.readouterr().err == line
 
 
+def test_an_end_at_once_leaves_no_semaphore():
+    """Python says so where processes are not forked: on macOS, and on Linux from 3.14 on."""
+    code = ("import multiprocessing, support.common.errors as errors\n"
+            "multiprocessing.set_start_method('spawn')\n"
+            "errors.end_at_once()\n"
+            "errors.command_line(lambda: errors.say_once('said'))")
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert run.stderr == "said\n"
+
+
 def test_a_bug_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError):
         command_line(lambda: 1 / 0)

@@ -123,7 +123,7 @@ def test_a_part_of_a_data_set(tmp_path, capsys):
     features(tmp_path, {"v1": 20, "v2": 20, "v4": 20})
     names = [sample.name for sample in samples("ek100", tmp_path)]
     assert names == ["v1/0", "v2/0", "v4/0"]
-    assert "2 annotators of videos without features left out" in capsys.readouterr().err
+    assert "annotators of videos without features left out: 2" in capsys.readouterr().err
     assert len(samples("ek100", tmp_path, limit=2)) == 2
     for streaming in (False, True):
         with pytest.raises(BadData, match="video v0 has no features"):
@@ -144,8 +144,8 @@ def test_what_is_corrected_is_counted(tmp_path, capsys, streaming):
     assert (sample.num_frames, sample.start) == (5, 0)
     assert sample.read(0, 1)[0, 0, 0] == 0
     notes = capsys.readouterr().err
-    assert "1 narrations moved from before the start of their video to 0 s" in notes
-    assert "1 annotators without narrations" in notes
+    assert "narrations moved from before the start of their video to 0 s: 1" in notes
+    assert "annotators without narrations: 1" in notes
 
 
 # ---------------------------------------------------------------------- the owners' files
@@ -290,4 +290,4 @@ def test_times_that_no_video_has_are_refused(tmp_path, capsys):
           {"v": {"a": [{"time": 1.0, "text": "You sit."}, late]}})
     capsys.readouterr()
     samples("ego4d", tmp_path, "val", streaming=True)
-    assert "1 narrations beyond the end of their features" in capsys.readouterr().err
+    assert "narrations beyond the end of their features, which cannot be found: 1" in capsys.readouterr().err

@@ -129,7 +129,7 @@ def test_captions_that_roll_are_told(tmp_path):
     cues = [f"00:0{n}.000 --> 00:0{n + 1}.000\n{a}\n{b}\n" for n, (a, b) in enumerate(zip(lines, lines[1:]))]
     (tmp_path / "a.vtt").write_text("\n".join(["WEBVTT\n", *cues]))
     read_cues(tmp_path / "a.vtt", notes)
-    assert str(notes) == "2 cues that repeat a line of the cue before (do captions roll?) (a.vtt)"
+    assert str(notes) == "cues that repeat a line of the cue before (do captions roll?): 2 (a.vtt)"
 
 
 JSON = {"a list": [{"end": 5, "text": "B", "start": 4}, {"time": 2, "text": "A\n a", "by": None}]}

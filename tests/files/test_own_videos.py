@@ -205,7 +205,7 @@ def test_each_form_gives_the_sentences_as_they_are_written(tmp_path, capsys, nam
     (folder / name).write_text(content)
     sample, = samples(folder)
     assert sample.narrations == [(0, "You look"), (7, "You tap it")]
-    is_left_out = "1 narrations without words left out" in capsys.readouterr().err
+    is_left_out = "narrations without words left out: 1" in capsys.readouterr().err
     assert is_left_out == ("\n\n\n" in content or "3,\n" in content)
 
 
@@ -231,10 +231,10 @@ def test_placed_on_frames(tmp_path, capsys):
     assert sample.read(0, 16)[:, 0, 0].tolist() == list(range(4, 20))
     assert [sentence.time for sentence in sample.annotators[0]] == [2.5, 4.0, 4.5, 5.0, 9.5, 10.0]
     line, = capsys.readouterr().err.splitlines()
-    assert "7 sentences in .csv files (a.csv: 7)" in line
-    assert "1 narrations beyond the end of their video moved to its last frame (a.csv: 1)" in line
-    assert re.search(r"3 narrations moved by a frame or more, .* \(a.csv: 3\)", line)
-    assert "1 narrations beyond the end of their video left out (a.csv: 1)" in line
+    assert "sentences in .csv files: 7 (a.csv: 7)" in line
+    assert "narrations beyond the end of their video moved to its last frame: 1 (a.csv: 1)" in line
+    assert re.search(r"narrations moved by a frame or more, .*: 3 \(a.csv: 3\)", line)
+    assert "narrations beyond the end of their video left out: 1 (a.csv: 1)" in line
 
 
 @pytest.mark.parametrize("times, message", [
@@ -314,8 +314,8 @@ def test_what_lies_in_the_folder(tmp_path, capsys):
     (folder / "more" / "d.mp4").touch()
     assert names(folder, "all") == ["a", "b"]
     notes = capsys.readouterr().err
-    assert "4 videos or narrations left out, because" in notes
-    assert "(c.MP4, a.en.srt, settings.json, more/d.mp4)" in notes
+    assert "videos or narrations left out, because" in notes
+    assert ": 4 (c.MP4, a.en.srt, settings.json, more/d.mp4)" in notes
     for first, second in (("a.mov", "a.mp4"), ("a.csv", "a.srt")):
         for name in (first, second):
             (folder / name).touch()
