@@ -115,7 +115,7 @@ def open_checkpoint(source: str | Path, llm: str | None = None, **changes) -> Ch
     if settings is None:
         settings = inferred_settings(weights, folder)
     with expecting(folder / NARRATOR_JSON, f'"{SEEN}": {{"llm": folder, "vision": folder}}'):
-        moved = {kind: folder / place for kind, place in settings.pop(SEEN, {}).items()}
+        moved = {kind: Path(place) for kind, place in settings.pop(SEEN, {}).items()}
     base = adapter.get("base_model_name_or_path")
     revision = adapter.get("revision")
     if base and revision and "@" not in base and not Path(base).exists():
