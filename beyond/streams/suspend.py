@@ -97,7 +97,8 @@ class State:
         with expecting(self.path, "a state of this program"):
             refuse_if_changed(str(self.path), header["whose"], self.whose,
                               "give the same, or another --state")
-            for changed in what_differs(header["free"], free_settings(context.narrator)):
+            free = settings_of(context.narrator.config, compared=False)
+            for changed in what_differs(header["free"], free):
                 say(f"{self.path}: was saved with {changed}; it goes on as it is here")
             if self.given.source.is_live:
                 # its files keep what came after the save: no number comes twice
@@ -165,7 +166,7 @@ class State:
             self.live_clock = self.camera.wall - self.camera.time
         header = {
             "whose": self.whose,
-            "free": free_settings(self.context.narrator),
+            "free": settings_of(self.context.narrator.config, compared=False),
             "done": done,
             "live": self.live_clock,
             "files": self.writers.written(),
@@ -255,20 +256,16 @@ def tensors_of(context: Bounded) -> tuple[str, ...]:
 
 # ---------------------------------------------------------------------- whose state it is
 
-def free_settings(narrator) -> dict:
-    """Thresholds and bounds, which may change."""
-    config = narrator.config
+def settings_of(config, compared: bool) -> dict:
+    """Those that must stay; or thresholds and bounds, which may change."""
     return {f.name: getattr(config, f.name) for f in fields(config)
-            if not f.metadata["compared"] and f.name not in config.MODEL_NAMES}
+            if f.metadata["compared"] == compared and f.name not in config.MODEL_NAMES}
 
 
 def identity(narrator, source: Source) -> dict:
     """What must be the same when a stream is resumed: {name used in messages: value}."""
     same = {"source": source_signature(source), "narrator": narrator.mark}
-    for f in fields(narrator.config):
-        if f.metadata["compared"]:
-            same[f.name] = getattr(narrator.config, f.name)
-    return same
+    return same | settings_of(narrator.config, compared=True)
 
 
 def source_signature(source: Source) -> str:
