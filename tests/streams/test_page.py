@@ -302,12 +302,15 @@ def test_what_the_memory_knows(tab, trace, said):
     read = [row for row in trace if "places" in row]
     assert [row["frame"] for row in read] == [row["frame"] for row in trace if row["narrate"]]
     classes = []
+    drawn = []                                          # [how sure, how it is drawn]
     for before, sentence in zip(read[3::6], said[4::6]):
         frame = sentence["frame"]
         tab.js(f"location.hash = '#t={frame / 2 + 0.1}', 0")
         tab.wait(f"document.querySelector('#why').textContent.startsWith('Frame {frame},')")
         cells = tab.js("[...document.querySelectorAll('#places li')].map("
                        "e => [e.className, e.innerText.split('\\n').filter(Boolean)])")
+        drawn += tab.js("[...document.querySelectorAll('#places b')].map(e => [parseInt("
+                        "e.nextSibling.textContent.split(' ').pop()), getComputedStyle(e).opacity])")
         for place, (style, words) in enumerate(cells):
             assert words[0].split()[0] == PLACES[place]
             if shown[frame, place]:
@@ -323,14 +326,22 @@ def test_what_the_memory_knows(tab, trace, said):
                 kind, colour = true.labels()[last, place, :2]
                 assert ("right" in style) == (thing == name_of_thing(kind, colour))
                 classes.append(style)
+    opacities = [float(opacity) for _, opacity in sorted(drawn)]
+    assert opacities == sorted(opacities) and opacities[0] < opacities[-1] - 0.1
     assert sum("right" in style for style in classes) > len(classes) / 3
     truths = {narration.text for narration in true.narrations}
     wrong = tab.js("[...document.querySelectorAll('#list small')].map(e => e.textContent)")
     assert all(text.removeprefix("✗ truth: ") in truths for text in wrong)
 
 
-def test_tour(tab):
-    """Each stop shows its moment and says what is to see there."""
+def test_tour(kitchen, browser):
+    """Each stop shows its moment and says what is to see there. Nothing moves, and a small window has
+    video and caption in sight."""
+    tab = browser.tab((kitchen / "page.html").as_uri(), 1366, 650)
+    tab.wait(VIDEO_READY)
+    tops = ("['#tour', '#stage', '#memory', '#context', '#curves'].map("
+            "e => document.querySelector(e).getBoundingClientRect().top)")
+    before = tab.js(tops)
     stops = tab.js("document.querySelectorAll('#stops button').length")
     assert 4 <= stops <= 6                              # without an error, there is none to show
     seen = []
@@ -338,6 +349,8 @@ def test_tour(tab):
         tab.click("#stop-on")
         tab.wait(f"document.querySelectorAll('#stops button')[{stop}].ariaCurrent === 'step'")
         seen.append(tab.js("document.querySelector('#stop').textContent"))
+        assert tab.js(tops) == before
+        assert tab.js("document.querySelector('#caption').getBoundingClientRect().bottom") <= 650
         shows = re.search("shows the (.*?), and", seen[-1])
         if shows and "the model has it from the memory alone" in seen[-1]:
             tab.wait(f"[...document.querySelectorAll('#places .right b')].some("
