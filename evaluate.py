@@ -34,7 +34,7 @@ import narrator as nar
 from data import Sample
 from stream import Cache, Context, narrate
 from support.common.errors import BadData
-from support.common.java import run_meteor
+from support.common.java import java_problem, run_meteor
 from support.common.processes import in_shares, my_share
 from support.common.progress import progress, say
 from support.files.sentences import NarratedVideo, Sentence
@@ -150,7 +150,7 @@ def evaluate(
     texts = []                              # of all pairs: the true sentence, the predicted one
     for matched in pairs.values():
         texts += [(sentence.text, text) for sentence, text in matched]
-    corpus, captions = caption_scores(texts)
+    corpus, captions = caption_scores(texts, with_meteor=java_problem() is None)
 
     result = {
         "videos": len(pairs),
@@ -228,7 +228,8 @@ N_GRAMS = range(1, 5)
 Pair = tuple[str, str]
 
 
-def caption_scores(pairs: list[Pair]) -> tuple[dict[str, float], dict[str, list[float]]]:
+def caption_scores(pairs: list[Pair],
+                   with_meteor: bool) -> tuple[dict[str, float], dict[str, list[float]]]:
     """All scores of the corpus, and all scores of each pair; both by name.
 
     CIDEr-D and ROUGE-L of the corpus are means over its pairs; METEOR has a way of its own, and is
@@ -237,7 +238,7 @@ def caption_scores(pairs: list[Pair]) -> tuple[dict[str, float], dict[str, list[
     each = {"cider": cider(pairs), "rouge_l": rouge_l(pairs)}
     each["exact"] = [true == predicted for true, predicted in pairs]
     corpus = {name: average(scores) for name, scores in each.items()}
-    measured = meteor(pairs)
+    measured = meteor(pairs) if with_meteor else None
     if measured:
         each["meteor"], corpus["meteor"] = measured
     return corpus, each

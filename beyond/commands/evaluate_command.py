@@ -125,6 +125,8 @@ def print_measures(args: argparse.Namespace, result: dict, each: dict[str, dict]
     if result.get("without_truth"):
         print(f"left out: {result['without_truth']} videos without a true narration",
               file=sys.stderr)
+    if "meteor" in result and evaluate.java_problem():
+        print(f"METEOR is not computed: {evaluate.java_problem()}", file=sys.stderr)
     if groups:
         result = result | {"by_duration": groups}
     if args.json:

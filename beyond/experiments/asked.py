@@ -147,7 +147,7 @@ def score_summaries(truth: dict[str, list[str]], summaries: dict[str, str]) -> d
         videos += [name] * len(references)
     if not pairs:
         raise BadData("there is nothing to score: no video has a reference")
-    _, scores = evaluate.caption_scores(pairs)
+    _, scores = evaluate.caption_scores(pairs, evaluate.java_problem() is None)
 
     measures = {"videos": len(set(videos)), "references": len(pairs)}
     for measure, of_pairs in scores.items():
