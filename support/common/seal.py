@@ -22,7 +22,7 @@ from support.common.progress import say_as_one
 PIECE = 2 ** 20                         # numbers or bytes that are looked at together
 # of the features of a data set, at each start of a run: 4 GB take about 2 seconds
 WHOLE = 4e9                             # bytes
-FRAMES = 16                             # of each file of a larger set
+PLACES = 128                            # of each file of a larger set, 4096 bytes each
 
 MARKS = "2"                             # the version of all marks of models and features
 
@@ -101,15 +101,15 @@ def digest_of_samples(samples: Sequence, frames: bool = False) -> str:
 
 def digest_of_features(samples: Sequence) -> str:
     """Of the marks of the features of samples: of all frames, if their files have at most WHOLE
-    bytes together; of a larger set, of FRAMES of each file.
+    bytes together; of a larger set, of places in each file.
     """
     files = {sample.features.path: sample.features for sample in samples if sample.features}
-    frames = None
-    if sum(path.stat().st_size for path in files) > WHOLE:
-        frames = FRAMES
+    if sum(path.stat().st_size for path in files) <= WHOLE:
+        marks = {path: features.mark() for path, features in files.items()}
+    else:
         say_as_one(f"more than {WHOLE / 1e9:g} GB of features: that they stay the same while a run is "
-                   f"interrupted is seen in {FRAMES} frames of each file")
-    marks = {path: features.mark(frames) for path, features in files.items()}
+                   f"interrupted is seen in {PLACES} places of each file")
+        marks = {path: digest_of_places(path) for path in files}
     of_samples = [marks[sample.features.path] if sample.features else None for sample in samples]
     return f"{len(samples)} of hash {digest_of(str(of_samples))[:16]}"
 
@@ -152,6 +152,17 @@ def digest_of_file(path: str | Path) -> str:
         while piece := file.read(PIECE):
             checksum = crc32(piece, checksum)
         return f"{file.tell()} bytes, {checksum:08x}"
+
+
+def digest_of_places(path: Path) -> str:
+    """Of a file's size and PLACES from its first to its last bytes."""
+    size = path.stat().st_size
+    checksum = 0
+    with open(path, "rb") as file:
+        for i in range(PLACES):
+            file.seek(i * max(0, size - 4096) // (PLACES - 1))
+            checksum = crc32(file.read(4096), checksum)
+    return f"{size} bytes, {checksum:08x}"
 
 
 def digest_of_program() -> str:
