@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from filecmp import cmp
 from functools import partial
 from itertools import chain, islice
+from math import inf
 from pathlib import Path
 
 import torch
@@ -116,7 +117,6 @@ class NarratedInput:
             if live:
                 stack.callback(self.video.close)
                 frames = state.live_frames(frames, self.video)
-                frames = self.video.restart_after_outage(frames, self.context.restart)
             # A source is there when its first frame is: only then are files replaced.
             first = list(islice(frames, 1))
             if not first and self.first_frame == 0:
@@ -409,7 +409,7 @@ def endless_options(parser: argparse._ArgumentGroup) -> None:
         "--live", action="store_true",
         help="http(s) or - (standard input) is live: newest pictures first, not all of them")
     parser.add_argument(
-        "--retries", type=non_negative_int, metavar="N",
+        "--retries", type=non_negative_int, default=inf, metavar="N",
         help="give a live source up after it was opened again N times in a row without a picture "
              "(default: never)")
     parser.add_argument(

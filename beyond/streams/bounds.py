@@ -49,6 +49,7 @@ class Bounded(Ahead):
     clock       returns the time (seconds) of the frame just taken, for live sources; None: the time
                 follows from the frame's number
     """
+    FURTHER_TENSORS = ()                # that a baseline's Context adds (suspend.py)
 
     def __init__(self, narrator: Narrator, clock: Callable[[], float] | None = None, **options):
         super().__init__(narrator, **options)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 import time
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from math import inf
 from queue import Empty, Queue
@@ -27,7 +27,6 @@ from threading import Event, Thread
 import av
 import numpy as np
 from av.video.reformatter import VideoReformatter
-from torch import Tensor
 
 from support.common.errors import BadData
 from support.common.progress import say_when
@@ -44,7 +43,6 @@ LONG_PATIENCE = 120.0
 LATE = 1.5                              # seconds behind the stream: then pictures are left out
 CATCH_UP = 0.5                          # seconds in which all packets that lie ready are read
 LONGEST_STEP = 10.0                     # seconds between packets: else it is another clock
-FASTER = 1.001                          # than its clock a stream is given: it makes up for delays
 
 # FFmpeg's format for cameras, and its name of the one with a number, by operating system
 CAMERAS = {
@@ -131,15 +129,15 @@ class Camera:
     fps         pictures to give per second, at most
     largest     scale pictures down so that no side is longer (pixels); None: keep their size
     options     of FFmpeg, beside ours
-    retries     how often in a row it is opened again without a picture; None: for ever
+    retries     how often in a row it is opened again without a picture
 
     arrived     when the present picture came (uptime)
-    wall        the time of day when it came (time.time)
-    time        seconds from the first picture to the end of this one
+    first       when the first one came
     gap         seconds between the picture before and this one; inf: there was none
     begin       the time from which on pictures have come without an outage: more than OUTAGE
                 seconds without one, or three pictures where these are rare
     late        the most seconds from the arrival of a picture to its sentence
+    behind      the most seconds from a picture's time by the stream's clock to its arrival
 
     A change of state is one line on stderr. Raises BadData if the source is not there at the start,
     or is given up.
@@ -147,58 +145,59 @@ class Camera:
     frames = None                                   # as in Video; not known before
 
     def __init__(self, source: str, fps: float = 2.0, largest: int | None = None,
-                 options: dict[str, str] | None = None, retries: int | None = None):
+                 options: dict[str, str] | None = None, retries: float = inf):
         self.source = source
         self.retries = retries
-        self.fps = float(fps)
+        self.period = 1 / fps
         self.largest = largest
         self.address = address(source, options or {})
         self.name = without_secrets(self.address[0])        # camera is /dev/video0
-        self.outage = max(OUTAGE, 3 / self.fps)
-        self.waiting = Queue(QUEUE)                 # (arrived, wall, picture), an error, or None
+        self.waiting = Queue(QUEUE)                 # (arrived, picture), an error, or None
         self.closed = Event()
         self.thread = Thread(target=self._run, daemon=True)
 
         self.arrived = -inf
-        self.first = None                           # when the first picture came
-        self.wall = 0.0
-        self.time = 0.0
+        self.first: float | None = None
         self.gap = inf
         self.begin = 0.0
         self.late = 0.0
-        self.behind = 0.0                           # the most by which a picture was
+        self.behind = 0.0
         # counts for the report
         self.decoded = 0
         self.taken = 0
         self.dropped = 0
         self.reconnects = 0
         # of the thread
-        self.reformatter = VideoReformatter()
         self.due = -inf                             # when the next picture is wanted
-        self.patience = PATIENCE
-        self.newest_at = 0.0                        # when the newest came, or else it was opened
+        self.newest_at = 0.0                        # when the newest came, or it was opened
 
     def __iter__(self) -> Iterator[np.ndarray]:
         self.thread.start()
         try:
-            while True:
-                item = self._next()
-                if item is None:
-                    return
-                if isinstance(item, Exception):
-                    raise item
-                yield self._take(*item)
+            for arrived, picture in iter(self._next, None):
+                if self.first is None:
+                    self.first = arrived
+                self.gap = arrived - self.arrived
+                self.arrived = arrived
+                if self.after_outage:
+                    self.begin = round(arrived - self.first, 3)
+                self.taken += 1
+                yield picture
         finally:
             self.close()
 
-    def _next(self):
+    def _next(self) -> tuple[float, np.ndarray] | None:
         """The next of those that wait. Until the first picture, what happens is told."""
         while True:
             try:
-                return self.waiting.get(timeout=PATIENCE)
+                item = self.waiting.get(timeout=PATIENCE)
             except Empty:
                 if self.taken == 0:
                     self.say("no picture yet")
+                continue
+            if isinstance(item, Exception):
+                raise item
+            return item
 
     def close(self) -> None:
         """Stop the thread. A thread that waits for data cannot be stopped, and is left."""
@@ -206,27 +205,20 @@ class Camera:
         if self.thread.is_alive():
             self.thread.join(0.5)
 
-    def _take(self, arrived: float, wall: float, picture: np.ndarray) -> np.ndarray:
-        """Make a picture the present one."""
-        if self.first is None:
-            self.first = arrived
-        self.gap = arrived - self.arrived
-        self.arrived = arrived
-        before = arrived - self.first
-        self.time = round(before + 1 / self.fps, 3)
-        if self.gap > self.outage:
-            self.begin = round(before, 3)
-        self.wall = wall
-        self.taken += 1
-        return picture
+    @property
+    def after_outage(self) -> bool:
+        """Whether the present picture is the first after an outage, or of all."""
+        return self.gap > max(OUTAGE, 3 * self.period)
 
-    def restart_after_outage(self, frames: Iterable[Tensor],
-                             restart: Callable[[], None]) -> Iterator[Tensor]:
-        """The frames of these pictures; calls restart() before the first one after an outage."""
-        for x in frames:
-            if self.gap > self.outage:
-                restart()
-            yield x
+    @property
+    def time(self) -> float:
+        """Seconds from the first picture to the end of the present one."""
+        return round(self.arrived - self.first + self.period, 3)
+
+    @property
+    def wall(self) -> float:
+        """The time of day when the present picture came (time.time)."""
+        return time.time() - uptime() + self.arrived
 
     def with_time_of_day(self, row: dict) -> dict:
         """The row of a sentence about the present picture (subtitles.py) with the time of day.
@@ -270,63 +262,66 @@ class Camera:
                 pass
         self.waiting.put(item)
 
-    def _pictures(self) -> Iterator[tuple[float, float, np.ndarray]]:
-        """(arrived, wall, picture). The source is opened again and again, with growing pauses."""
+    def _pictures(self) -> Iterator[tuple[float, np.ndarray]]:
+        """(arrived, picture). The source is opened again and again, with growing pauses."""
+        patience = PATIENCE
         failures = 0                                # in a row
         while True:
-            decoded_before = self.decoded
             reason = "it ended"
             is_silent = False
             try:
-                yield from self._watch()
+                for arrived, picture in self._watch(patience):
+                    if failures > 0 and self.decoded > 0:
+                        self.reconnects += 1
+                        self.say("pictures come again")
+                    failures = 0
+                    self.decoded += 1
+                    if picture is not None:
+                        yield arrived, picture
             except av.FFmpegError as error:
                 reason = error.strerror
                 is_silent = isinstance(error, av.error.ExitError)
                 # where an rtsp server has not even answered, FFmpeg calls the data invalid
-                if is_silent or uptime() - self.newest_at > self.patience:
-                    reason = f"nothing came for {self.patience:g} s"
+                if is_silent or time.monotonic() - self.newest_at > patience:
+                    reason = f"nothing came for {patience:g} s"
             except (BadData, IndexError) as error:  # IndexError: as in video.py
                 reason = str(error)
             has_ended = self.source == "-" and self.decoded > 0          # a pipe stays so
             if self.closed.is_set() or has_ended:
                 return
-            if is_silent and self.decoded < 2 and self.patience < LONG_PATIENCE:
-                self.patience = LONG_PATIENCE       # its pictures may be rare
-            elif self.decoded < 2:                  # one: a snapshot
-                raise BadData(f"{self.name}: no pictures ({reason}); check the source")
-
-            failures = 1 if self.decoded > decoded_before else failures + 1
-            if self.retries is not None and failures > self.retries:
+            failures += 1
+            is_snapshot = self.decoded < 2
+            may_be_rare = is_silent and patience < LONG_PATIENCE
+            if failures > self.retries or is_snapshot and not may_be_rare:
                 raise BadData(f"{self.name}: no pictures at attempt {failures} ({reason}); "
                               f"check the source")
+            if is_snapshot:
+                patience = LONG_PATIENCE
             if failures == 1:
                 self.say(f"no pictures ({reason}); trying again")
             self.closed.wait(min(LONGEST_PAUSE, 2 ** (failures - 1)))
 
-    def _watch(self) -> Iterator[tuple[float, float, np.ndarray]]:
-        """Open the source, and give its pictures as they are due, until it ends or fails."""
+    def _watch(self, patience: float) -> Iterator[tuple[float, np.ndarray | None]]:
+        """Open the source, and give all that can be decoded until it ends or fails: (arrived,
+        picture), or (arrived, None) of one that is not wanted.
+        """
         file, form, options = self.address
         # whoever writes into a pipe may rest
-        timeout = None if self.source == "-" else (self.patience, self.patience)
-        self.newest_at = uptime()
+        timeout = None if self.source == "-" else (patience, patience)
+        reformatter = VideoReformatter()
+        self.newest_at = time.monotonic()
         with av.open(file, format=form, options=options, timeout=timeout,
                      metadata_errors="replace") as container:
             # one thread for each slice: with one for each frame, decoding holds some back
             stream = video_stream(container, "it", "SLICE")
-            is_back = self.decoded == 0             # whether it is known that pictures come
             for packet, turn in self._in_turn(container, stream):
-                frames = undamaged(packet)
-                if frames and not is_back:
-                    is_back = True
-                    self.reconnects += 1
-                    self.say("pictures come again")
-                for frame in frames:
-                    self.newest_at = uptime()
-                    self.decoded += 1
+                for frame in undamaged(packet):
+                    self.newest_at = time.monotonic()
+                    picture = None
                     if self._is_due(turn):
                         size = upright_size(frame, stream, self.largest)
-                        picture = to_rgb(frame, self.reformatter, size)
-                        yield turn, time.time(), picture
+                        picture = to_rgb(frame, reformatter, size)
+                    yield turn, picture
 
     def _in_turn(self, container, stream) -> Iterator[tuple[av.Packet, float]]:
         """(packet, when it is its turn), by the stream's clock.
@@ -335,11 +330,10 @@ class Camera:
         time: then it waits. What others send early is newer, and welcome. If decoding is LATE, as
         compared with the earliest packet, packets are left out up to the newest key frame.
         """
-        waits_for_us = self.address[0].lower().startswith(("http", "pipe:"))
+        waits_for_us = self.source.lower().startswith(("http", "-"))
         has_times = not container.format.flags & av.format.Flags.no_timestamps.value
         clock = None                                # what the stream's shows at the packet
-        turn = 0.0
-        least = inf                                 # from the clock to the turn
+        due = 0.0                                   # when the packet should come, by this clock
         late_since = None
         for packet in container.demux():
             now = uptime()
@@ -350,39 +344,33 @@ class Camera:
                 if has_times and packet.dts is not None:
                     clock = float(packet.dts * stream.time_base)
                 if None in (before, clock) or not 0 <= clock - before <= LONGEST_STEP:
-                    turn = now                      # no clock, or a new one
-                    least = inf
+                    due = now                       # no clock, or a new one
                 else:
-                    due = turn + (clock - before) / FASTER
-                    turn = now
-                    if waits_for_us and late_since is None and due > now - LATE:
-                        turn = due
-                        time.sleep(max(0, due - now))
-                    delay = max(turn, now) - clock
-                    least = min(least, delay)
-                    late = delay - least
-                    self.behind = max(self.behind, late)
-                    if late_since is None and late > LATE:
-                        late_since = now
-                    elif late_since and packet.is_keyframe and now - late_since > CATCH_UP:
-                        late_since = None
-                        least = delay               # it has just come
-                if late_since is None:
-                    yield packet, turn
-                else:
+                    due += clock - before
+                if not waits_for_us:
+                    due = min(due, now)
+                self.behind = max(self.behind, now - due)
+                if late_since is None and now - due > LATE:
+                    late_since = now
+                elif late_since and packet.is_keyframe and now - late_since > CATCH_UP:
+                    late_since = None
+                    due = now
+                if late_since:
                     self.dropped += 1
                     stream.codec_context.flush_buffers()
-            if uptime() - self.newest_at > LONG_PATIENCE:
+                else:
+                    time.sleep(max(0, due - now))
+                    yield packet, due if waits_for_us else now
+            if time.monotonic() - self.newest_at > LONG_PATIENCE:
                 raise BadData(f"nothing that can be decoded for {LONG_PATIENCE:g} s")
 
     def _is_due(self, now: float) -> bool:
         """Whether it is the turn of a picture that comes now; then the next one is due later."""
-        period = 1 / self.fps
-        if now < self.due - EARLY * period:
+        if now < self.due - EARLY * self.period:
             return False
-        if now >= self.due + period:                # the first picture, or a very late one
+        if now >= self.due + self.period:           # the first picture, or a very late one
             self.due = now
-        self.due += period
+        self.due += self.period
         return True
 
 

@@ -67,59 +67,46 @@ class Writers:
             if given.source.is_live:
                 length = None
             elif saved:
-                length = saved["bytes"][form]
+                length, _ = saved[form]
             cut(form, file.name, length)
-        if "vtt" in self.files and self.size("vtt") == 0:
-            self.put("vtt", "WEBVTT\n\n")
+            if form == "vtt" and os.fstat(file.fileno()).st_size == 0:
+                self.put("vtt", "WEBVTT\n\n")
 
     def __enter__(self) -> Writers:
         return self
 
     def __exit__(self, *_) -> None:
-        for form in self.files:
-            self.close(form)
+        for form, file in self.files.items():
+            try:
+                with naming(file.name):
+                    file.close()                # writes again what a full disk did not take
+            finally:
+                cut(form, file.name)
 
-    def close(self, form: str) -> None:
-        file = self.files[form]
-        try:
-            with naming(file.name):
-                file.close()                    # writes again what a full disk did not take
-        finally:
-            cut(form, file.name)
-
-    def size(self, form: str) -> int:
-        """Bytes of a file."""
-        return os.fstat(self.files[form].fileno()).st_size
-
-    def written(self) -> dict:
-        """How far the files are.
-
-        bytes       the size of each file
-        ends        a hash of the last bytes of each
-        """
-        sizes = {form: self.size(form) for form in self.files}
-        ends = {form: hash_of_end(file.name, sizes[form]) for form, file in self.files.items()}
-        return {"bytes": sizes, "ends": ends}
+    def written(self) -> dict[str, tuple[int, str]]:
+        """How far each file is: its bytes, and a hash of the last ones."""
+        written = {}
+        for form, file in self.files.items():
+            size = os.fstat(file.fileno()).st_size
+            written[form] = (size, hash_of_end(file.name, size))
+        return written
 
     def put(self, form: str, text: str) -> None:
-        file = self.files[form]
-        with naming(file.name):
-            file.write(text)
-            file.flush()
+        """Write a text, if there is such a file."""
+        if file := self.files.get(form):
+            with naming(file.name):
+                file.write(text)
+                file.flush()
 
     def sentence(self, row: dict) -> None:
         """Write a narration: n, start, end (seconds), text, and further fields for the JSONL."""
-        if "jsonl" in self.files:
-            self.put("jsonl", json.dumps(row) + "\n")
-        if "srt" in self.files:
-            self.put("srt", srt_cue(row["n"], row["start"], row["end"], row["text"]))
-        if "vtt" in self.files:
-            self.put("vtt", vtt_cue(row["start"], row["end"], row["text"]))
+        self.put("jsonl", json.dumps(row) + "\n")
+        self.put("srt", srt_cue(row["n"], row["start"], row["end"], row["text"]))
+        self.put("vtt", vtt_cue(row["start"], row["end"], row["text"]))
 
     def trace(self, row: dict) -> None:
         """Write a row of the trace. The last frame may be decided twice; its last row counts."""
-        if "trace" in self.files:
-            self.put("trace", json.dumps(row) + "\n")
+        self.put("trace", json.dumps(row) + "\n")
 
 
 def cut(form: str, path: str, length: int | None = None) -> None:
@@ -150,10 +137,10 @@ def end_half(form: str, path: str) -> int:
     return size - len(half)
 
 
-def written_since(given: Input, sizes: dict[str, int]) -> dict[str, int]:
-    """How many lines or cues each file has that came after it had its size in `sizes`."""
+def written_since(given: Input, saved: dict[str, tuple[int, str]]) -> dict[str, int]:
+    """How many lines or cues each file has that came after what `written` returned."""
     counts = dict.fromkeys(WRITTEN, 0)
-    for form, size in sizes.items():
+    for form, (size, _) in saved.items():
         path = given.files.get(form)
         if path and os.path.isfile(path):
             with open(path, "rb") as file:

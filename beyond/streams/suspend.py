@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -33,7 +32,7 @@ from pathlib import Path
 from safetensors import safe_open
 from torch import Tensor
 
-from narrator import Tokens
+from narrator import Config, Tokens
 from beyond.streams.bounds import Bounded
 from beyond.streams.inputs import WRITTEN, Input
 from beyond.streams.live import Camera, uptime
@@ -45,12 +44,12 @@ from support.common.seal import digest_of, digest_of_file, refuse_if_changed, wh
 from support.common.text import counted
 from support.files.sources import Source
 
-FORMAT = 6
+FORMAT = 7
 # seconds between two saves, roughly; a live source is also saved after each narration
 EVERY = 60.0
 
 # What a Context (stream.py), reading ahead and bounds carry from frame to frame, beside the cache. A
-# baseline's Context names the tensors that it adds (FURTHER_TENSORS). Memory tokens are read anew.
+# baseline's Context names the tensors that it adds. Memory tokens are read anew.
 TENSORS = ("state", "state_to_read")
 NUMBERS = ("position", "segment", "frame", "time", "last_narration_time", "p_skip", "theta",
            "segment_start", "start_time", "restart_asked", "restarts", "rewound")
@@ -61,7 +60,7 @@ class State:
     """The state file of an input. Without a path, it does nothing.
 
     context         the stream, from `resume` on
-    whose           whose stream it is, from `resume` on
+    whose           {name used in messages: value} of what must be the same when it is resumed
     writers         its output files, from the moment when they are open
     camera          the live source, from `live_frames` on
     saved_files     `Writers.written` at the moment of the save; None in a new stream
@@ -90,19 +89,23 @@ class State:
         self.context = context
         if self.path is None:
             return True
-        self.whose = identity(context.narrator, self.given.source)
+        self.whose = {
+            "source": source_signature(self.given.source),
+            "narrator": context.narrator.mark,
+            **settings_of(context.config, compared=True),
+        }
         if not self.path.exists():
             return True
         header, tensors = read_state(self.path)
         with expecting(self.path, "a state of this program"):
             refuse_if_changed(str(self.path), header["whose"], self.whose,
                               "give the same, or another --state")
-            free = settings_of(context.narrator.config, compared=False)
+            free = settings_of(context.config, compared=False)
             for changed in what_differs(header["free"], free):
                 say(f"{self.path}: was saved with {changed}; it goes on as it is here")
             if self.given.source.is_live:
                 # its files keep what came after the save: no number comes twice
-                newer = written_since(self.given, header["files"]["bytes"])
+                newer = written_since(self.given, header["files"])
                 header["stream"]["frame"] += newer.pop("trace")
                 header["stream"]["segment"] += max(newer.values())
             else:
@@ -114,23 +117,25 @@ class State:
             unpack(context, header["stream"], tensors)
             self.saved_files = header["files"]
             self.live_clock = header["live"]
-        if self.given.source.is_live:
-            context.restart()                  # the camera may show something else by now
         say(f"{self.path}: goes on after {counted(context.frame, 'frame')}, "
             f"{counted(context.segment, 'narration')}")
         return True
 
     def live_frames(self, frames: Iterable[Tensor], camera: Camera) -> Iterator[Tensor]:
         """The frames of a camera, whose time is saved, too; a resumed one continues by the wall
-        clock. Ctrl-C while it waits for a frame saves everything before that frame.
+        clock. The segment is restarted after an outage. Ctrl-C while it waits for a frame saves
+        everything before that frame.
         """
         self.camera = camera
         if self.live_clock is not None:
             # the wall clock may have been set back; the time of the stream never decreases
             elapsed = max(time.time() - self.live_clock, self.context.time)
-            camera.first = uptime() - elapsed + 1 / camera.fps
+            camera.first = uptime() - elapsed + camera.period
         try:
-            yield from frames
+            for x in frames:
+                if camera.after_outage:
+                    self.context.restart()
+                yield x
         except KeyboardInterrupt:
             if self.path and self.writers is not None:
                 self.save()
@@ -157,16 +162,12 @@ class State:
             self.save(done=not self.given.source.is_live)
 
     def save(self, done: bool = False) -> None:
-        """Write the file; done: the recording is narrated to its end. Nothing goes on from before the
-        first frame.
-        """
-        if self.context.frame == 0:
-            return
-        if self.camera is not None and self.camera.taken:
+        """Write the file; done: the recording is narrated to its end."""
+        if self.camera is not None:
             self.live_clock = self.camera.wall - self.camera.time
         header = {
             "whose": self.whose,
-            "free": settings_of(self.context.narrator.config, compared=False),
+            "free": settings_of(self.context.config, compared=False),
             "done": done,
             "live": self.live_clock,
             "files": self.writers.written(),
@@ -217,7 +218,7 @@ def pack(context: Bounded) -> tuple[dict, dict[str, Tensor]]:
     numbers["opens"] = context.next_tokens is not None
     numbers["layers"] = len(cache.keys)
     numbers["tokens"] = asdict(cache.tokens)
-    tensors = {name: getattr(context, name) for name in tensors_of(context)}
+    tensors = {name: getattr(context, name) for name in TENSORS + context.FURTHER_TENSORS}
     for layer in cache.keys:
         tensors[f"keys.{layer}"] = cache.keys[layer]
         tensors[f"values.{layer}"] = cache.values[layer]
@@ -226,22 +227,18 @@ def pack(context: Bounded) -> tuple[dict, dict[str, Tensor]]:
 
 def unpack(context: Bounded, numbers: dict, tensors: dict[str, Tensor]) -> None:
     """Load what `pack` gave into a new Context."""
-    narrator = context.narrator
-    device = narrator.llm.device
+    llm = context.narrator.llm
     for name in NUMBERS:
         setattr(context, name, numbers[name])
     for name in LISTS:
-        newest = getattr(context, name).maxlen
-        setattr(context, name, deque(numbers[name], newest))
-    tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
-    for name in tensors_of(context):
-        setattr(context, name, tensors[name])
-    cache = context.cache
+        getattr(context, name).extend(numbers[name])
+    for name in TENSORS + context.FURTHER_TENSORS:
+        setattr(context, name, tensors[name].to(llm.device))
     for layer in range(numbers["layers"]):
-        keys = tensors[f"keys.{layer}"].to(narrator.llm.dtype)
-        values = tensors[f"values.{layer}"].to(narrator.llm.dtype)
-        cache.update(keys, values, layer)
-    cache.tokens = Tokens(**numbers["tokens"])
+        keys = tensors[f"keys.{layer}"].to(llm.device, llm.dtype)
+        values = tensors[f"values.{layer}"].to(llm.device, llm.dtype)
+        context.cache.update(keys, values, layer)
+    context.cache.tokens = Tokens(**numbers["tokens"])
 
     context.next_tokens = None
     if numbers["opens"]:
@@ -250,22 +247,14 @@ def unpack(context: Bounded, numbers: dict, tensors: dict[str, Tensor]) -> None:
         context.read_memory()
 
 
-def tensors_of(context: Bounded) -> tuple[str, ...]:
-    return TENSORS + getattr(context, "FURTHER_TENSORS", ())
-
-
 # ---------------------------------------------------------------------- whose state it is
 
-def settings_of(config, compared: bool) -> dict:
-    """Those that must stay; or thresholds and bounds, which may change."""
+def settings_of(config: Config, compared: bool) -> dict:
+    """Those that must be the same when a stream is resumed; or thresholds and bounds, which may
+    change.
+    """
     return {f.name: getattr(config, f.name) for f in fields(config)
             if f.metadata["compared"] == compared and f.name not in config.MODEL_NAMES}
-
-
-def identity(narrator, source: Source) -> dict:
-    """What must be the same when a stream is resumed: {name used in messages: value}."""
-    same = {"source": source_signature(source), "narrator": narrator.mark}
-    return same | settings_of(narrator.config, compared=True)
 
 
 def source_signature(source: Source) -> str:
@@ -286,12 +275,12 @@ def check_files(path: Path, given: Input, saved: dict) -> None:
 
     saved       what `Writers.written` returned
     """
-    sizes = saved["bytes"]
     files = {form: file for form, file in given.files.items() if form in WRITTEN}
-    if files.keys() != sizes.keys():
-        listed = " ".join(f"--{form}" for form in sizes) or "no output files"
+    if files.keys() != saved.keys():
+        listed = " ".join(f"--{form}" for form in saved) or "no output files"
         raise BadData(f"{path}: was saved with {listed}; give the same, or another --state")
     for form, file in files.items():
-        if saved["ends"][form] != hash_of_end(file, sizes[form]):
+        size, end = saved[form]
+        if hash_of_end(file, size) != end:
             raise BadData(f"{file}: is missing, or not the file that it was, and {path} goes on with "
                           f"it; put it back, or give another --state")

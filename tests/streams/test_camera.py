@@ -187,11 +187,11 @@ def test_refused(server, monkeypatch):
     with pytest.raises(BadData) as error:
         next(iter(Camera(server.url.replace("secret", "wrong"))))
     address = f"rtsp://{server.address}/..."
-    assert str(error.value) == (f"{address}: no pictures (Server returned 401 Unauthorized "
+    assert str(error.value) == (f"{address}: no pictures at attempt 1 (Server returned 401 Unauthorized "
                                 f"(authorization failed)); check the source")
     monkeypatch.setattr(live, "PATIENCE", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        with pytest.raises(BadData, match=r"no pictures \(nothing came for 1 s\); check"):
+        with pytest.raises(BadData, match=r"no pictures at attempt 1 \(nothing came for 1 s\); check"):
             next(iter(Camera(f"rtsp://127.0.0.1:{silent.getsockname()[1]}/door")))
 
 

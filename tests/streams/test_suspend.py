@@ -317,7 +317,7 @@ def without_digest(path):
 @pytest.mark.parametrize("damage, message", [
     (lambda state: os.truncate(state, state.stat().st_size - 100), "is damaged"),
     (without_digest, "is damaged"),
-    (rewritten(lambda header: header.update(format=3)), "no state of this version .*format 3, not 6"),
+    (rewritten(lambda header: header.update(format=3)), "no state of this version .*format 3, not 7"),
     (rewritten(lambda header: header["stream"].pop("words")), "expected a state of this program"),
     (rewritten(lambda header: header["stream"].update(tokens=5)), "expected a state"),
 ], ids=["truncated", "no digest", "an earlier format", "no words", "no tokens"])
@@ -349,14 +349,6 @@ def test_an_output_may_be_added_to_those_of_a_camera(tmp_path):
     narrate_live(tmp_path, model, ("jsonl", "vtt", "state"), 2)
     assert (tmp_path / "vtt").read_text().count(" --> ") == 2
     assert len(rows_of(tmp_path / "jsonl")) == 5
-
-
-def test_nothing_is_saved_before_the_first_frame(tmp_path):
-    """Of a camera that never had a picture."""
-    state = suspend.State(Input(source_of("camera"), "", {"state": str(tmp_path / "s")}))
-    assert state.resume(open_stream(at_every_frame()))
-    state.end()
-    assert not (tmp_path / "s").exists()
 
 
 def test_time_never_goes_back(tmp_path, monkeypatch):
