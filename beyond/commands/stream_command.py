@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from filecmp import cmp
 from functools import partial
 from itertools import chain, islice
-from math import inf
 from pathlib import Path
 
 import torch
@@ -409,7 +408,7 @@ def endless_options(parser: argparse._ArgumentGroup) -> None:
         "--live", action="store_true",
         help="http(s) or - (standard input) is live: newest pictures first, not all of them")
     parser.add_argument(
-        "--retries", type=non_negative_int, default=inf, metavar="N",
+        "--retries", type=non_negative_int, metavar="N",
         help="give a live source up after it was opened again N times in a row without a picture "
              "(default: never)")
     parser.add_argument(

@@ -129,7 +129,7 @@ class Camera:
     fps         pictures to give per second, at most
     largest     scale pictures down so that no side is longer (pixels); None: keep their size
     options     of FFmpeg, beside ours
-    retries     how often in a row it is opened again without a picture
+    retries     how often in a row it is opened again without a picture; None: for ever
 
     arrived     when the present picture came (uptime)
     first       when the first one came
@@ -145,9 +145,9 @@ class Camera:
     frames = None                                   # as in Video; not known before
 
     def __init__(self, source: str, fps: float = 2.0, largest: int | None = None,
-                 options: dict[str, str] | None = None, retries: float = inf):
+                 options: dict[str, str] | None = None, retries: int | None = None):
         self.source = source
-        self.retries = retries
+        self.retries = inf if retries is None else retries
         self.period = 1 / fps
         self.largest = largest
         self.address = address(source, options or {})
@@ -331,7 +331,8 @@ class Camera:
         compared with the earliest packet, packets are left out up to the newest key frame.
         """
         waits_for_us = self.source.lower().startswith(("http", "-"))
-        has_times = not container.format.flags & av.format.Flags.no_timestamps.value
+        no_times = container.format.flags & av.format.Flags.no_timestamps.value
+        is_test = self.source.startswith("lavfi:")          # no key frames are marked there
         clock = None                                # what the stream's shows at the packet
         due = 0.0                                   # when the packet should come, by this clock
         late_since = None
@@ -341,7 +342,7 @@ class Camera:
                 return
             if packet.stream is stream:
                 before, clock = clock, None
-                if has_times and packet.dts is not None:
+                if packet.dts is not None and not (no_times or is_test):
                     clock = float(packet.dts * stream.time_base)
                 if None in (before, clock) or not 0 <= clock - before <= LONGEST_STEP:
                     due = now                       # no clock, or a new one
