@@ -30,7 +30,7 @@ from beyond.training.late import Past, memory_after
 from beyond.streams.inputs import FORMS, Input
 from beyond.streams.live import paced
 from beyond.streams.subtitles import Writers, srt_cue, timestamp, vtt_cue
-from support.common.disk import read_jsonl as rows_of
+from support.common.disk import read_json, read_jsonl as rows_of
 from support.engine.folders import fetched
 from support.common.errors import BadData
 from support.common.locks import locked
@@ -285,7 +285,8 @@ def test_the_toy_is_known_by_what_its_files_say(tmp_path):
     for path in (toy, bundled):
         assert default_model([source_of(str(path))]) == DEFAULT_MODEL
     header = {"vision": "other", "grid": "3", "fps": "2", "duration": "1"}
-    for mark, model in (("81c95822782a", DEFAULT_MODEL), ("another", AUTHORS)):
+    known = read_json(TOY / "narrator.json")["vision_mark"]
+    for mark, model in ((known, DEFAULT_MODEL), ("another", AUTHORS)):
         save_file({"x": torch.zeros(2, 10, 128)}, tmp_path / "x.safetensors",
                   header | {"vision_mark": mark})
         assert default_model([source_of(str(tmp_path / "x.safetensors"))]) == model
