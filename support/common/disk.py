@@ -243,7 +243,7 @@ def check_apart(inputs: Iterable[str | Path | None], outputs: Iterable[str | Pat
     for path in filter(None, inputs):
         taken.add(file_behind(path))
         if os.path.isdir(path):
-            taken |= {file_behind(file) for file in Path(path).iterdir()}
+            taken |= {file_behind(file) for file in Path(path).iterdir() if file.is_file()}
     for path in filter(None, outputs):
         if file_behind(path) in taken:
             raise BadData(f"{path}: is given twice, as input (or in its folder) and output or as two "
