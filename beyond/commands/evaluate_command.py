@@ -142,7 +142,7 @@ def print_measures(args: argparse.Namespace, result: dict, each: dict[str, dict]
 NEEDS = {"split": "a folder of that split"}
 
 
-def narrator_and_samples(args: argparse.Namespace, model: str, streaming: bool = False,
+def narrator_and_samples(args: argparse.Namespace, streaming: bool = False,
                          ) -> tuple[nar.Narrator, nar.VisionEncoder | None, list[data.Sample]]:
     """A narrator with the settings of the command line, its vision encoder for the toy (which has
     pictures; the other data sets have features), and the samples of the data set.
@@ -151,7 +151,7 @@ def narrator_and_samples(args: argparse.Namespace, model: str, streaming: bool =
     """
     samples = samples_of(args, streaming)
     device, dtype = device_and_dtype(args.device, args.dtype)
-    checkpoint = open_checkpoint(model, **settings_given(args, nar.Config))
+    checkpoint = open_checkpoint(args.model, **settings_given(args, nar.Config))
     if args.data == "toy":
         find_model(checkpoint.config.vision, "vision")          # before the other one is loaded
     narrator = checkpoint.narrator(device, dtype)
@@ -277,7 +277,7 @@ def run_stream(args: argparse.Namespace):
     of all.
     """
     check_outputs(args)
-    narrator, vision, samples = narrator_and_samples(args, args.model, streaming=True)
+    narrator, vision, samples = narrator_and_samples(args, streaming=True)
     longest = max(samples, key=lambda sample: sample.num_frames)
     tell_of_positions(narrator, longest.name, longest.num_frames)
     open_stream(narrator)                           # refuses what cannot be
@@ -310,7 +310,7 @@ def run_stream(args: argparse.Namespace):
 def run_teacher(args: argparse.Namespace):
     """PPL, TimeDiff (s), Fluency, LM-Correctness: means over samples. Shared under torchrun."""
     check_outputs(args)
-    narrator, vision, samples = narrator_and_samples(args, args.model)
+    narrator, vision, samples = narrator_and_samples(args)
     settings = settings_of_rows(args, narrator)
     settings |= {"reply_theta": args.reply_theta, "max_frames": args.max_frames}
     speed_up(narrator)

@@ -346,35 +346,29 @@ def load_models(model: str, args: argparse.Namespace,
 
 def show(stream: NarratedInput, narrator: Narrator, encoder: VisionEncoder | None,
          args: argparse.Namespace) -> None:
-    """Narrate an input, and print what is decided, above a bar."""
-    name = stream.given.name or "streaming"
-    with progress(None, name, unit="frame", leave=False, mininterval=0.5) as bar:
+    """Narrate an input, and print above a bar what is decided: its narrations, and with --explain
+    each frame.
+    """
+    name = f"{stream.given.name} " if stream.given.name else ""
+    with progress(None, name.strip() or "streaming", unit="frame", leave=False, mininterval=0.5) as bar:
         for decision, row in stream.decisions(narrator, encoder, args):
             bar.total = stream.total
             bar.initial = stream.first_frame            # says nothing of this command's speed
             bar.update(decision.frame + 1 - bar.n)
             cache = f"{decision.text_tokens}+{decision.visual_tokens} tokens"
             bar.set_postfix({"cache": cache}, refresh=False)
-            lines = lines_about(stream, decision, row, args)
+            lines = []
+            if args.explain:
+                lines.append(name + explain(decision, narrator.layout, narrator.config, args.static))
+            if row is not None:
+                lines.append(f"[{name}{timestamp(row['end'])}] {row['text']}")
+            if args.explain and row is not None and stream.probe is not None:
+                from toy.probe import in_words
+                places = in_words(stream.probe, stream.context.memory[0])
+                lines.append(name + explain_memory(places))
             if lines:
                 with tqdm.external_write_mode(file=sys.stdout):
                     print("\n".join(lines), flush=True)
-
-
-def lines_about(stream: NarratedInput, decision: Decision, row: dict | None,
-                args: argparse.Namespace) -> list[str]:
-    """What is printed of a decision: its narration, and with --explain each frame."""
-    name = f"{stream.given.name} " if stream.given.name else ""
-    narrator = stream.context.narrator
-    lines = []
-    if args.explain:
-        lines.append(name + explain(decision, narrator.layout, narrator.config, args.static))
-    if row is not None:
-        lines.append(f"[{name}{timestamp(row['end'])}] {row['text']}")
-    if args.explain and row is not None and stream.probe is not None:
-        from toy.probe import in_words
-        lines.append(name + explain_memory(in_words(stream.probe, stream.context.memory[0])))
-    return lines
 
 
 def output_options(parser: argparse._ArgumentGroup) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from narrator import FRAME, NARRATION, Narrator, Tokens
@@ -37,6 +38,7 @@ class GrowingCache(Cache):
         self.tokens = Tokens()
         self.largest = largest
         self.old = 0                    # tokens before the present pass
+        self.capacity = 0               # tokens for which each buffer has room
         # of each layer: keys and values with their room [1, heads, room, c]
         self.buffers: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -54,7 +56,7 @@ class GrowingCache(Cache):
     def update(self, keys: Tensor, values: Tensor, layer: int, *_, **__) -> tuple[Tensor, Tensor]:
         new = self.old + keys.shape[2]
         if layer not in self.buffers:                                   # the first pass
-            self.buffers[layer] = (with_room(keys, new), with_room(values, new))
+            self.buffers[layer] = (self.with_room(keys), self.with_room(values))
         key_buffer, value_buffer = self.buffers[layer]
         key_buffer[:, :, self.old:new] = keys
         value_buffer[:, :, self.old:new] = values
@@ -65,26 +67,34 @@ class GrowingCache(Cache):
 
         So a pass itself allocates nothing (torch.compile).
         """
+        self.make_room(self.largest)
+
+    def make_room(self, size: int) -> None:
+        """For a pass of so many tokens."""
         self.old = len(self.tokens.ids)
-        most = self.old + self.largest
-        for layer, (keys, values) in self.buffers.items():
-            if keys.shape[2] < most:
-                self.buffers[layer] = (with_room(keys, most), with_room(values, most))
+        most = self.old + size
+        if most <= self.capacity:
+            return
+        self.capacity = self.capacity_for(most)
+        values = self.values
+        for layer, keys in self.keys.items():
+            self.buffers[layer] = (self.with_room(keys), self.with_room(values[layer]))
+
+    def with_room(self, kept: Tensor) -> Tensor:
+        """Keys or values [1, heads, n, c] at the beginning of a buffer."""
+        tokens = kept.shape[2]
+        if tokens > self.capacity:
+            self.capacity = self.capacity_for(tokens)
+        return F.pad(kept, (0, 0, 0, self.capacity - tokens))
+
+    def capacity_for(self, tokens: int) -> int:
+        return tokens * 3 // 2
 
     def select(self, index: Tensor) -> None:
         for buffers in self.buffers.values():
             for buffer in buffers:
                 index = index.to(buffer.device)
                 buffer[:, :, :len(index)] = buffer.index_select(2, index)
-
-
-def with_room(kept: Tensor, tokens: int) -> Tensor:
-    """Keys or values [1, heads, n, c] at the beginning of a buffer for half as many again as so many
-    tokens.
-    """
-    buffer = kept.new_empty(*kept.shape[:2], tokens * 3 // 2, kept.shape[3])
-    buffer[:, :, :kept.shape[2]] = kept
-    return buffer
 
 
 class Ahead(Context):

@@ -72,43 +72,28 @@ class FixedCache(GrowingCache):
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_, **__) -> tuple[Tensor, Tensor]:
         if self.rows is None:                               # those of a stream that was suspended
-            self.buffers[layer] = self.with_capacity(keys), self.with_capacity(values)
-            return self.buffers[layer]
+            return super().update(keys, values, layer)
         if layer not in self.buffers:                       # the first pass
-            nothing = keys[:, :, :0]
-            self.buffers[layer] = self.with_capacity(nothing), self.with_capacity(nothing)
+            self.buffers[layer] = (self.with_room(keys), self.with_room(values))
         for buffer, new in zip(self.buffers[layer], (keys, values)):
             buffer.index_copy_(2, self.rows, new)
         return self.buffers[layer]
 
-    def with_capacity(self, kept: Tensor) -> Tensor:
-        """Keys or values [1, heads, n, c] at the beginning of a buffer, zeros behind them."""
-        while self.capacity < kept.shape[2]:
-            self.capacity *= 2
-        return F.pad(kept, (0, 0, 0, self.capacity - kept.shape[2]))
-
-    def crop(self) -> None:
-        """Before each pass: there is room."""
-        self.old = len(self.tokens.ids)
-        self.make_room(padded_size(self.largest))
-
     def make_room(self, size: int) -> None:
         """For a pass of so many tokens. Graphs know the old buffers: they are recorded anew."""
-        if self.old + size <= self.capacity:
-            return
-        while self.old + size > self.capacity:
-            self.capacity *= 2
-        for layer, (keys, values) in self.buffers.items():
-            kept = keys[:, :, :self.old], values[:, :, :self.old]
-            self.buffers[layer] = self.with_capacity(kept[0]), self.with_capacity(kept[1])
-        self.compute = Recorded(self.compute_padded)
+        before = self.capacity
+        super().make_room(padded_size(size))
+        if self.capacity > before:
+            self.compute = Recorded(self.compute_padded)
+
+    def capacity_for(self, tokens: int) -> int:
+        return padded_size(tokens)
 
     def run(self, e: Tensor, positions: Tensor) -> Tensor:
         """As `Narrator.run`: embeddings [L, D_lm], positions [L] -> hidden states [L, D_lm]."""
-        size = padded_size(len(e))
-        self.old = len(self.tokens.ids)
-        self.make_room(size)
         new = len(e)
+        size = padded_size(new)
+        self.make_room(size)
         if new < size:
             e = F.pad(e, (0, 0, 0, size - new))
             positions = F.pad(positions, (0, size - new))

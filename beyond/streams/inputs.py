@@ -45,11 +45,15 @@ def inputs_of(args: Namespace) -> list[Input]:
         if len(args.input) == 1:
             inputs.append(Input(source, "", options))
             continue
-        name = name_of(source)
+        # a.mp4 is called a, and a.safetensors:NAME is called NAME
+        name = without_controls(Path(source.tensor or source.path).stem)
         if name in [other.name for other in inputs]:
             raise BadData(f"several inputs are called {name}; rename one of them, or narrate "
                           f"it in another command, so that their outputs differ")
-        inputs.append(Input(source, name, files_in_folders(name, options)))
+        files = {form: f"{folder}/{name}.{form}" for form, folder in options.items()}
+        if "trace" in files:
+            files["trace"] += ".jsonl"
+        inputs.append(Input(source, name, files))
 
     read = [given.source.path for given in inputs if not given.source.is_live]
     read += [args.model or DEFAULT_MODEL]
@@ -73,20 +77,6 @@ def files_locked(given: Input) -> Iterator[None]:
             if path.is_file() or not path.exists():         # no pipe, nor /dev/null
                 stack.enter_context(locked(path.parent, path.name))
         yield
-
-
-def name_of(source: Source) -> str:
-    """The name of an input's outputs: a.mp4 is called a, and a.safetensors:NAME is called NAME."""
-    return without_controls(Path(source.tensor or source.path).stem)
-
-
-def files_in_folders(name: str, folders: dict[str, str]) -> dict[str, str]:
-    """The output files of the input called `name`: {format: FOLDER/name.format}."""
-    files = {}
-    for form, folder in folders.items():
-        suffix = "trace.jsonl" if form == "trace" else form
-        files[form] = f"{folder}/{name}.{suffix}"
-    return files
 
 
 def check_own_narrations(given: Input) -> None:
