@@ -38,8 +38,7 @@ from torch import Tensor, nn
 from clam import CLAM
 from support.common.errors import BadData
 from support.common.options import LARGEST, setting
-from support.engine import attention, checkpoint, family, frozen, lora
-from support.engine.pictures import letterbox
+from support.engine import attention, checkpoint, family, frozen, lora, pictures
 from support.engine.registry import NARRATORS
 from support.engine.settings import check_context, check_memory, check_settings
 
@@ -149,6 +148,7 @@ class VisionEncoder(nn.Module):
         # `forward` keeps no gradients, so the model is frozen. (Its weights are not marked as such:
         # with that mark, SigLIP's pooling takes eighty times as long in bf16 on a processor.)
         self.model = model.to(device).eval()
+        pictures.check_encoder(model, frame_tokens)
         self.grid = grid
         self.image_size = model.config.image_size
         self.width = model.config.hidden_size
@@ -160,7 +160,7 @@ class VisionEncoder(nn.Module):
         if frames.dtype != torch.uint8:
             raise BadData(f"pictures are uint8, from 0 to 255, not {frames.dtype}")
         device, dtype = self.model.device, self.model.dtype
-        pixels = letterbox(frames.to(device).float() / 255, self.image_size)    # [T, 3, S, S]
+        pixels = pictures.letterbox(frames.to(device).float() / 255, self.image_size)    # [T, 3, S, S]
         pixels = (pixels - self.mean) / self.std
         return frame_tokens(self.model, pixels.to(dtype), self.grid)
 
@@ -173,9 +173,10 @@ def frame_tokens(model: nn.Module, pixels: Tensor, grid: int) -> Tensor:
     side = model.config.image_size // model.config.patch_size               # patches in a row
     patches = output.last_hidden_state[:, -side * side:]        # drops a leading CLS token, if any
     cls = output.get("pooler_output")
-    if patches.shape[1] < side * side or cls is None:
-        raise BadData("the vision model has no token for each patch, or no pooled output; use "
-                      "SigLIP, CLIP, ViT or DINOv2")
+    if patches.shape[1] < side * side:
+        raise BadData("it has no token for each patch")
+    if cls is None:
+        raise BadData("it has no pooled output")
     # SigLIP has no CLS token: as in the authors' code, its pooled output stands for the paper's
     tokens = [cls[:, None]]
     if grid:
@@ -434,8 +435,7 @@ class Narrator(nn.Module):
     def __init__(self, llm: nn.Module, tokenizer, config: Config):
         super().__init__()
         self.config = config
-        family.check_family(llm)
-        attention.install(llm)                      # its attention takes what `run` hands it
+        self.by_segments = family.check_family(llm)         # its attention takes what `run` hands it
         self.cache_name = family.name_of_cache(llm.model)
         self.llm = llm.requires_grad_(False)
         hidden = llm.config.hidden_size             # D_lm
@@ -570,7 +570,7 @@ class Narrator(nn.Module):
         e = self.embed(tokens.ids, x, memory)
         last_k = self.config.last_k
         prune = self.config.prune
-        if len(tokens.ids) <= LARGEST_MASK:
+        if len(tokens.ids) <= LARGEST_MASK or (prune and not self.by_segments):
             sees = attention_mask(tokens, last_k, prune)                        # Fig. 4
         elif prune:
             # Most videos are longer: the same, segment by segment.
@@ -620,7 +620,9 @@ class Narrator(nn.Module):
     def train(self, mode: bool = True) -> Narrator:
         if mode and self.is_merged:
             raise BadData("a narrator whose LoRA is merged cannot be trained; load it again")
-        return super().train(mode)
+        super().train(mode)
+        lora.train_lora_alone(self.llm, mode)
+        return self
 
     def save(
         self,

@@ -38,10 +38,11 @@ from torch import Tensor
 from narrator import VISUAL, Config, Narrator, Tokens, visible
 from support.common.errors import BadData
 from support.common.text import one_line
+from support.engine.attention import KeysAndValues
 
 
 @dataclass
-class Cache:
+class Cache(KeysAndValues):
     """C^vid and C^nar: keys and values of all layers, and the tokens that they belong to, in the
     order in which they were fed.
 
@@ -55,9 +56,6 @@ class Cache:
     so keys can move together without changing what a query sees.
     """
     tokens: Tokens = field(default_factory=Tokens)
-    # of each layer: keys and values [1, heads, tokens, c]
-    keys: dict[int, Tensor] = field(default_factory=dict)
-    values: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def visual(self) -> int:
@@ -73,24 +71,6 @@ class Cache:
         """Size of the keys and values in all layers [bytes]."""
         tensors = [*self.keys.values(), *self.values.values()]
         return sum(tensor.nbytes for tensor in tensors)
-
-    def update(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        layer: int,
-        *_,
-        **__,
-    ) -> tuple[Tensor, Tensor]:
-        """Called by each attention layer of transformers: append the keys and values
-        [1, heads, N, c] of new tokens; returns those of all tokens.
-        """
-        if layer in self.keys:
-            keys = torch.cat([self.keys[layer], keys], dim=2)
-            values = torch.cat([self.values[layer], values], dim=2)
-        self.keys[layer] = keys
-        self.values[layer] = values
-        return keys, values
 
     def crop(self) -> None:
         """Remove keys and values that come after those of the tokens."""

@@ -82,6 +82,7 @@ def new_asker(llm: str) -> Ask:
     if not tokenizer.chat_template:
         raise BadData(f"{llm}: its tokenizer has no chat template, so it cannot be asked")
     model = model.to(device).eval()
+    model.set_attn_implementation("sdpa")
 
     @cache
     @torch.no_grad()

@@ -42,7 +42,6 @@ from support.common.progress import progress
 from beyond.training.run import recompute_activations
 from support.engine.frozen import load_tokenizer
 from support.engine.cpu import speed_up
-from support.engine.norms import fuse_norms
 from support.engine.registry import make_config, new_narrator
 
 VARIANTS = {                               # the settings in which each one differs from FlowNar
@@ -79,7 +78,6 @@ def random_llm(size: Size, device: str, dtype: torch.dtype):
         rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
     with torch.device(device):
         llm = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
-    fuse_norms(llm)                  # as when one is loaded
     return llm
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -22,6 +23,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
+from support.common.errors import BadData
 
 NAME = "segments"               # of this attention among those of transformers
 # what layers may say of it, and what need not be done for it
@@ -58,6 +61,32 @@ class Segments:
         return [mask_of_rows(seen_keys <= own, self.llm) for own, seen_keys in pieces]
 
 
+@dataclass
+class KeysAndValues:
+    """Of all layers, in a stream: of its cache, what layers of transformers are given."""
+    # of each layer [1, heads, tokens, c]
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    values: dict[int, Tensor] = field(default_factory=dict)
+
+    def update(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        layer: int,
+        *_,
+        **__,
+    ) -> tuple[Tensor, Tensor]:
+        """Called by each attention layer of transformers: append the keys and values
+        [1, heads, N, c] of new tokens; returns those of all tokens.
+        """
+        if layer in self.keys:
+            keys = torch.cat([self.keys[layer], keys], dim=2)
+            values = torch.cat([self.values[layer], values], dim=2)
+        self.keys[layer] = keys
+        self.values[layer] = values
+        return keys, values
+
+
 def mask_of_rows(sees: Tensor, llm) -> Tensor:
     """A mask for attention, made once for all layers: 0 or -inf [1, 1, Q g, K], from bool [Q, K]: what
     each query sees. g heads of queries share their keys.
@@ -84,12 +113,14 @@ def by_mask_or_segments(module, query: Tensor, key: Tensor, value: Tensor,
     """An attention function of transformers: query [B, heads, L, c] -> [B, L, heads, c].
 
     Without mask and segments, a token sees all tokens up to itself, and a single one all keys.
-    ValueError if a layer asks for something beside softmax(q k^T / sqrt(c)) v, such as a window.
+    BadData if a layer asks for something beside softmax(q k^T / sqrt(c)) v, such as a window.
     """
     asked = [name for name, wanted in options.items()
              if wanted is not None and name not in IGNORED]
+    if "sliding_window" in asked:
+        raise BadData("its layers do not see all tokens (sliding_window)")
     if asked:
-        raise ValueError(f"its attention is asked for {', '.join(asked)}")
+        raise BadData(f"its attention is asked for {', '.join(asked)}")
     if attention_mask is None and segments is None and query.shape[2] > 1:
         attended = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout,
                                                   scale=scaling, is_causal=True, enable_gqa=True)

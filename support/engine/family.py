@@ -1,22 +1,24 @@
 """Which language models can be narrators (not in the paper): those that compute with the masks and
 caches of a narrator what they compute by themselves.
 
-A model is asked once, when a narrator is made of it: what its settings say of its layers and of the
-rotations of its keys; and whether the logits of a few tokens, computed as in training and as in a
-stream, are its own. (What its layers ask of attention beside softmax(q k^T / sqrt(c)) v, such as
-windows, caps and sinks, is an error there.) What could make a difference is refused, whatever the
-family is called.
+A model is asked once, when a narrator is made of it, before anything of it is replaced: what its
+settings say of its layers and of the rotations of its keys; and whether what it computes of a few
+tokens, in training and in a stream, is its own. (What its layers ask of attention beside
+softmax(q k^T / sqrt(c)) v, such as windows, caps and sinks, is an error there.) What could make a
+difference is refused, whatever the family is called. docs/training.md has a table of families.
 """
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
 
 from support.common.errors import BadData, first_line, say_once
 from support.engine import attention
+from support.engine.norms import fuse_norms
 
 # kinds of layers that see all tokens before them
 LAYERS = ("full_attention", "attention")
@@ -24,77 +26,102 @@ LAYERS = ("full_attention", "attention")
 ROTATIONS = ("default", "linear", "llama3", "yarn", "proportional")
 
 
-def check_family(llm: nn.Module) -> None:
-    """BadData if a language model of transformers computes something else with the masks and caches
-    of a narrator than by itself.
+def check_family(llm: nn.Module) -> bool:
+    """Let a language model of transformers attend as a narrator's does, with norms by one operator
+    each. BadData if it then computes something else than by itself.
+
+    Returns whether its layers attend by segments (attention.py), or by one mask of all tokens alone.
     """
-    reason = of_settings(llm)
-    if reason is None:
-        try:
-            reason = difference_of(llm.eval())              # no dropout
-        except Exception as error:      # models for other caches and masks raise anything
-            reason = f"does not run as a narrator ({first_line(error)[:120]})"
-    if reason:
-        raise BadData(f"{type(llm).__name__} {reason}; use a Llama-like language model")
+    try:
+        check_settings_of(llm)
+        by_segments = try_out(llm.eval())               # no dropout
+    except Exception as error:          # models for other caches and masks raise anything
+        raise BadData(f"{type(llm).__name__} cannot be a narrator: {first_line(error)[:150]}; use a "
+                      f"Llama-like language model") from error
+    if not by_segments:
+        say_once(f"the layers of {type(llm).__name__} attend by one mask of all tokens: in training, "
+                 f"long videos take more memory")
+    return by_segments
 
 
-def of_settings(llm: nn.Module) -> str | None:
-    """What the settings of a model have that a narrator has not."""
+def check_settings_of(llm: nn.Module) -> None:
+    """BadData if the settings of a model have what a narrator has not."""
     layers = getattr(getattr(llm, "model", None), "layers", None)
     if not isinstance(layers, nn.ModuleList) or not hasattr(llm, "lm_head"):
-        return "is built differently (without model.layers or lm_head)"
+        raise BadData("it is built differently (without model.layers or lm_head)")
     config = llm.config.get_text_config()
     for kind in getattr(config, "layer_types", None) or []:
         if kind not in LAYERS:
-            return f"has layers that do not see all tokens ({kind})"
-    given = getattr(config, "rope_parameters", None) or {}
-    # the settings of all layers, or of each kind of layers
-    rotations = [part for part in given.values() if isinstance(part, dict)] or [given]
-    for rotation in rotations:
+            raise BadData(f"its layers do not see all tokens ({kind})")
+    for rotation in rotations(config):
         kind = rotation.get("rope_type", "default")
         if kind not in ROTATIONS:
-            return f"has rotations that depend on the length of the context ({kind})"
-    return None
+            raise BadData(f"its rotations depend on the length of the context ({kind})")
+
+
+def rotations(config) -> list[dict]:
+    """The settings of the rotations of all layers, or of each kind of layers."""
+    given = getattr(config, "rope_parameters", None) or {}
+    return [part for part in given.values() if isinstance(part, dict)] or [given]
 
 
 @torch.no_grad()
-def difference_of(llm: nn.Module) -> str | None:
-    """What a model does that a narrator does not, with four tokens; None: nothing."""
-    from transformers import DynamicCache
-    positions = torch.arange(4, device=llm.device)
-    ids = positions + len(llm.get_input_embeddings().weight) // 2           # any words
+def try_out(llm: nn.Module) -> bool:
+    """The same as `check_family`, with four tokens."""
+    words = llm.get_input_embeddings()
+    ids = torch.arange(4, device=llm.device) + len(words.weight) // 2           # any words
+    e = words(ids)[None]
+    # its head, and what comes after it, on one layer
+    layers = llm.model.layers
+    llm.model.layers = layers[:1]
+    llm.set_attn_implementation("eager")
+    hidden = llm.model(inputs_embeds=e, use_cache=False).last_hidden_state
+    logits = llm(inputs_embeds=e, use_cache=False).logits
+    if not logits.isfinite().all():
+        raise BadData(f"its logits are not finite in {llm.dtype} (give --dtype bfloat16 or float32)")
+    if (llm.lm_head(hidden) - logits).norm() > 1e-3 * logits.norm():
+        raise BadData("it scales its logits, or caps them")
+    if llm.dtype == torch.float32:
+        llm.model.layers = layers
+        return attends_by_segments(llm.model, e, 1e-3)
+    one_layer = deepcopy(llm.model, {id(words): nn.Identity()}).float()
+    llm.model.layers = layers
+    # all layers roughly, and one in float32: differences may be as small as rounding
+    one_does = attends_by_segments(one_layer, e.float(), 1e-3)
+    return attends_by_segments(llm.model, e, 0.1) and one_does
+
+
+def attends_by_segments(model: nn.Module, e: Tensor, tolerance: float) -> bool:
+    """The same of a model without head, and embeddings of four tokens [1, 4, D_lm]."""
+    def run(begin: int, end: int, **options) -> Tensor:
+        """The last hidden states of some of the tokens."""
+        positions = torch.arange(begin, end, device=e.device)[None]
+        return model(inputs_embeds=e[:, begin:end], position_ids=positions,
+                     **options).last_hidden_state[0]
+
+    def is_own(hidden: Tensor) -> bool:
+        return bool((hidden - own).norm() <= tolerance * own.norm())
 
     # by itself: the last three of four tokens alone
-    llm.set_attn_implementation("eager")
-    own = llm(input_ids=ids[None, 1:], position_ids=positions[None, 1:], use_cache=False)
-    own = own.logits[0].float()
-    attention.install(llm)
-
-    def run(begin: int, end: int, **options) -> Tensor:
-        """The logits of some of the tokens, computed as in a narrator."""
-        e = llm.get_input_embeddings()(ids[begin:end])
-        output = llm.model(inputs_embeds=e[None], position_ids=positions[None, begin:end],
-                           **options)
-        return llm.lm_head(output.last_hidden_state[0]).float()
-
-    # training: all four, and the last three do not see the first
-    seen = torch.tensor([[True, False, False, False], [False, True, True, True]])
-    segments = attention.Segments([0, 1, 1, 1], seen, llm)
-    trained = run(0, 4, segments=segments, use_cache=False)[1:]
+    model.set_attn_implementation("eager")
+    own = run(1, 4, use_cache=False)
+    fuse_norms(model)
+    attention.install(model)
     # streaming: one token, then the two others, with a cache
-    past = {name_of_cache(llm.model): DynamicCache(), "use_cache": True}
+    past = {name_of_cache(model): attention.KeysAndValues(), "use_cache": True}
     begun = run(1, 2, **past)
-    seen = torch.tensor([[True, True, False], [True, True, True]])
-    went_on = run(2, 4, attention_mask=attention.mask_of_rows(seen, llm), **past)
-    streamed = torch.cat([begun, went_on])
-
-    both = torch.stack([trained, streamed])
-    if not both.isfinite().all() or not own.isfinite().all():
-        return f"has logits that are not finite in {llm.dtype} (give --dtype bfloat16 or float32)"
-    tolerance = 1e-3 if llm.dtype == torch.float32 else 0.1
-    if (both - own).norm() > tolerance * own.norm():
-        return "computes something else with the caches and masks of a narrator than by itself"
-    return None
+    seen = torch.ones(4, 4, dtype=torch.bool).tril()
+    went_on = run(2, 4, attention_mask=attention.mask_of_rows(seen[1:3, :3], model), **past)
+    # training: all four, and the last three do not see the first
+    seen[1:, 0] = False
+    segments = attention.Segments([0, 1, 1, 1], seen[[0, 3]], model)
+    by_segments = is_own(run(0, 4, segments=segments, use_cache=False)[1:])
+    mask = attention.mask_of_rows(seen, model)
+    by_mask = by_segments or is_own(run(0, 4, attention_mask=mask, use_cache=False)[1:])
+    if not by_mask or not is_own(torch.cat([begun, went_on])):
+        raise BadData("it computes something else with the caches and masks of a narrator than by "
+                      "itself")
+    return by_segments
 
 
 def name_of_cache(module: nn.Module) -> str:
@@ -108,8 +135,12 @@ def name_of_cache(module: nn.Module) -> str:
 
 def most_positions(llm: nn.Module) -> float:
     """How many positions a language model was made for; infinity, if it does not say."""
-    most = getattr(llm.config.get_text_config(), "max_position_embeddings", None)
-    return most or float("inf")
+    config = llm.config.get_text_config()
+    most = getattr(config, "max_position_embeddings", None) or float("inf")
+    for rotation in rotations(config):
+        if rotation.get("rope_type") == "yarn":         # a card may add it, and leave the other number
+            most = max(most, int(rotation["factor"] * rotation["original_max_position_embeddings"]))
+    return most
 
 
 def warn_of_longest(narrator: nn.Module, samples: Sequence) -> None:

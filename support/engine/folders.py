@@ -77,7 +77,7 @@ def fetched(source: str, kind: str) -> Path:
     except Exception as error:                  # the network fails in many ways
         raise cannot_be_loaded(
             source, kind, f"it is no folder here, and the hub does not give it: "
-            f"{first_line(error)[:150]} (is the name right, is the licence accepted at "
+            f"{(str(error) or type(error).__name__)[:1000]} (is the name right, is the licence accepted at "
             f"https://huggingface.co/{name}, are you logged in by `hf auth login`, and can the hub "
             f"be reached?)") from error
 

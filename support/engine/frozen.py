@@ -23,7 +23,6 @@ from support.engine.cpu import is_large, multiplies_bf16
 from support.engine.folders import (
     MODELS, cannot_be_loaded, listed, loading, model_folder, read_object, reading,
 )
-from support.engine.norms import fuse_norms
 
 # of a model's settings, what changes with the program that wrote it, and how it is stored
 OF_FILES = ("transformers_version", "dtype", "torch_dtype")
@@ -44,6 +43,11 @@ class FrozenModel:
         from transformers import AutoConfig
         settings = read_object(self.folder / "config.json")
         with loading(self.source, self.kind):
+            if "model_type" not in settings:
+                raise BadData("its config.json has no model_type; is it a model of transformers?")
+            if settings.get("quantization_config"):
+                raise BadData("it is quantised (quantization_config); give it in bfloat16, float16 "
+                              "or float32")
             return AutoConfig.for_model(**settings)
 
     @cached_property
@@ -119,7 +123,7 @@ def load_weights(Class: type, model: FrozenModel, dtype: torch.dtype):
     check_stored(model)
     with loading(model.source, model.kind):
         loaded, report = Class.from_pretrained(
-            model.folder, config=config, dtype=dtype, attn_implementation="sdpa", use_safetensors=True,
+            model.folder, config=config, dtype=dtype, attn_implementation="eager", use_safetensors=True,
             trust_remote_code=False, output_loading_info=True,
             ignore_mismatched_sizes=True)                               # they are refused here
         for problem in ("missing", "unexpected", "mismatched"):
@@ -163,7 +167,6 @@ def load_llm(source: str | FrozenModel, dtype: torch.dtype = torch.float32):
     if last >= rows:
         raise cannot_be_loaded(model.source, "llm", f"its tokenizer gives tokens up to {last}, and "
                                                     f"the model has {rows}: are they of one model?")
-    fuse_norms(llm)
     return llm, tokenizer
 
 
@@ -180,7 +183,7 @@ def faster_dtype(source: str | FrozenModel) -> torch.dtype:
     model = find_model(source, "llm")
     config = model.config()
     with loading(model.source, "llm"), torch.device("meta"):
-        llm = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+        llm = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     return torch.bfloat16 if is_large(llm) and multiplies_bf16() else torch.float32
 
 
@@ -242,6 +245,8 @@ def load_vision_model(source: str | FrozenModel, dtype: torch.dtype = torch.floa
     if hasattr(vision.config, "vision_config"):
         with loading(model.source, "vision"):
             vision = vision.vision_model
+    if getattr(vision, "_supports_sdpa", False):               # BLIP's does not
+        vision.set_attn_implementation("sdpa")
     return vision, *pixel_settings(model.folder)
 
 

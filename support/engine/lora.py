@@ -40,16 +40,31 @@ def add_lora(llm: nn.Module, rank: int, alpha: float, dropout: float):
     """Replace every linear layer whose name matches TARGETS by one with LoRA. BadData if the model
     has other layers with a weight matrix: they would be left out.
     """
-    words = llm.get_input_embeddings().weight
-    matrices = {name for name, weight in llm.model.named_parameters()
-                if weight.dim() > 1 and weight is not words}
+    words = llm.get_input_embeddings()
+    left_out = []
     for name, module in list(llm.named_modules()):
-        if isinstance(module, nn.Linear) and re.fullmatch(TARGETS, name):
+        has_matrix = any(weight.dim() > 1 for weight in module.parameters(recurse=False))
+        # a subclass, as of quantised layers, computes something else
+        if type(module) is nn.Linear and re.fullmatch(TARGETS, name):
             llm.set_submodule(name, LoRALinear(module, rank, alpha, dropout))
-            matrices.discard(name.removeprefix("model.") + ".weight")
-    if matrices:
+        elif has_matrix and module is not words:
+            left_out.append(f"{name}, {type(module).__name__}")
+    if left_out:
         raise BadData(f"{type(llm).__name__} has layers that LoRA would leave out "
-                      f"({', '.join(sorted(matrices)[:3])}); use a Llama-like language model")
+                      f"({'; '.join(left_out[:3])}); use a Llama-like language model")
+
+
+def train_lora_alone(llm: nn.Module, mode: bool) -> None:
+    """Of a language model, leave only LoRA in training mode: what is frozen has no dropout of its
+    own.
+    """
+    llm.eval()
+    for module in llm.modules():
+        # layers of transformers that are not in training mode ignore --checkpointing
+        if hasattr(module, "gradient_checkpointing"):
+            module.training = mode
+        if isinstance(module, LoRALinear):
+            module.train(mode)
 
 
 @torch.no_grad()

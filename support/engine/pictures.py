@@ -1,7 +1,13 @@
-"""Pictures in the form that a vision model takes."""
+"""Pictures in the form that a vision model takes, and which models take them."""
+from collections.abc import Callable
+from copy import deepcopy
+
+import torch
 from einops import rearrange
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+from support.common.errors import BadData, first_line
 
 
 def letterbox(frames: Tensor, size: int) -> Tensor:
@@ -20,3 +26,28 @@ def letterbox(frames: Tensor, size: int) -> Tensor:
     bottom = size - new_height - top
     right = size - new_width - left
     return F.pad(frames, (left, right, top, bottom))       # [T, 3, size, size]
+
+
+@torch.no_grad()
+def check_encoder(model: nn.Module, frame_tokens: Callable[[nn.Module, Tensor, int], Tensor]) -> None:
+    """BadData if a vision model of transformers does not encode single pictures: tried on a small one
+    of its kind, with random weights.
+
+    frame_tokens    (model, normalised pictures, grid) -> tokens (narrator.py)
+    """
+    config = deepcopy(model.config)
+    config.image_size = 4 * config.patch_size
+    config.intermediate_size = config.hidden_size
+    config.num_hidden_layers = 1
+    try:
+        with torch.random.fork_rng([]):         # other random numbers stay as they are
+            small = type(model)(config).eval()
+            pictures = torch.randn(3, 3, config.image_size, config.image_size)
+        pictures[0] = 0
+        alone = frame_tokens(small, pictures[:1], 2)
+        among_others = frame_tokens(small, pictures, 2)[:1]
+        if not torch.allclose(alone, among_others, 1e-4, 1e-4):
+            raise BadData("its tokens of a picture depend on those beside it")
+    except Exception as error:                  # models of other inputs raise anything
+        raise BadData(f"{type(model).__name__} does not encode single pictures as a narrator needs "
+                      f"them: {first_line(error)[:150]}; use SigLIP, CLIP or DINOv2") from error

@@ -1,69 +1,19 @@
-"""Which models are taken: what a language model does that a narrator does not is refused
-(support/engine/family.py, lora.py), and so is a base model whose files are not whole, or say more than
-numbers and shapes (frozen.py)."""
+"""Base models whose files are not whole, or say more than numbers and shapes, are refused
+(support/engine/frozen.py). Which families are taken: test_families.py."""
 import json
 import shutil
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
-from helpers import TOY, tiny
-from narrator import Layout, VisionEncoder
-from support.common.errors import BadData, say_once
-from support.engine import family
+from helpers import TOY
+from narrator import Layout
+from support.common.errors import BadData
 from support.engine.frozen import (
     faster_dtype, load_llm, load_tokenizer, load_vision_model, pixel_settings,
 )
-from test_attention import model_of
 from test_checkpoint import altered
-
-DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-
-
-@pytest.mark.parametrize("name, changes, says", [
-    ("Mistral", {"sliding_window": 4096}, "asked for sliding_window"),
-    ("Qwen2", {"use_sliding_window": True, "max_window_layers": 1}, "layers that .*sliding_attention"),
-    ("Gemma2", {"layer_types": ["full_attention"] * 2}, "asked for softcap"),
-    ("Granite", {"logits_scaling": 8.0}, "computes something else"),
-    ("Llama", {"rope_parameters": DYNAMIC}, "depend on the length of the context .dynamic"),
-    ("StableLm", {}, ""),                       # do not hand `segments` on
-    ("OPT", {}, "is built differently"),
-    ("FalconH1", {}, ""),                       # pasts that are not keys and values
-    ("Starcoder2", {"sliding_window": None}, "LoRA would leave out .*mlp.c_fc.weight"),
-    ("Mixtral", {"num_local_experts": 2, "sliding_window": None}, "LoRA would leave out .*experts"),
-], ids=str)
-def test_what_a_narrator_does_not_do_is_refused(name, changes, says):
-    with pytest.raises(BadData, match=f"{name}ForCausalLM .*{says}.*use a Llama-like language model"):
-        tiny(llm=model_of(name, **changes))
-
-
-def test_rotations_of_each_kind_of_layers_are_looked_at():
-    llm = model_of("Llama")
-    llm.config.rope_parameters = {"full_attention": DYNAMIC}
-    assert "context (dynamic)" in family.of_settings(llm)
-
-
-@pytest.mark.parametrize("name, changes, dtype", [
-    ("Qwen2", {"sliding_window": 16}, torch.float32),       # switched off, as Qwen2.5 has it
-    ("Mistral", {"sliding_window": None}, torch.bfloat16),
-    ("SmolLM3", {}, torch.float32),
-], ids=str)
-def test_what_a_narrator_does_is_taken(name, changes, dtype, capsys):
-    tiny(llm=model_of(name, **changes).to(dtype))
-    assert capsys.readouterr().err == ""
-
-
-def test_positions_are_told_once(capsys):
-    say_once.cache_clear()
-    rope = {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 32,
-            "rope_theta": 1e4, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    llm = model_of("Llama", max_position_embeddings=64, rope_parameters=rope)
-    for positions in (64, 65, 66):
-        family.warn_of_positions(llm, positions, "a video")
-    assert capsys.readouterr().err.count("a video needs more than the 64 positions") == 1
-
 
 # ---------------------------------------------------------------------- the files of a base model
 
@@ -101,7 +51,8 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 12\n"
     (with_tensors(lambda tensors: tensors[weight_of(tensors)].view(-1)[0].fill_(float("nan"))),
      "not finite .*mlp"),
     (with_tensors(stored_as_integers), "mlp.* is quantised .I8."),
-    (setting(quantization_config={"quant_method": "gptq", "bits": 4}), "cannot be loaded: .*GPTQ"),
+    (setting(quantization_config={"quant_method": "gptq", "bits": 4}), "cannot be loaded: .* quantised"),
+    (lambda folder: (folder / "config.json").write_text('{"hidden_size": 8}'), "has no model_type"),
     (setting(intermediate_size=8), "are mismatched: .*mlp"),
     (setting(model_type="of_tomorrow"), "cannot be loaded: .*of_tomorrow"),
     (written("config.json", POINTER), "config.json: is a Git LFS pointer"),
@@ -194,7 +145,7 @@ def test_kernels_that_settings_name_are_not_used(tmp_path, kind, loads, kernel, 
     names = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
     setting(**dict.fromkeys(names, kernel), auto_map={"AutoModel": "own.Own"}, use_kernels=True)(tmp_path)
     model, *_ = loads(str(tmp_path))
-    assert model.config._attn_implementation == "sdpa"
+    assert model.config._attn_implementation == ("eager" if kind == "llm" else "sdpa")
     if kind == "llm":
         faster_dtype(str(tmp_path))
 
@@ -222,16 +173,3 @@ def test_settings_of_a_preprocessor(tmp_path, changes, says, whole):
         return
     with pytest.raises(BadData, match=f"{file.name}: .*{says}"):
         pixel_settings(tmp_path)
-
-
-SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
-         "image_size": 32, "patch_size": 8}
-
-
-def test_the_image_half_of_a_model(tmp_path):
-    halves = {"vision_config": SMALL, "text_config": SMALL | {"vocab_size": 600}}
-    transformers.SiglipModel(transformers.SiglipConfig(**halves)).save_pretrained(tmp_path)
-    settings = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
-    encoder = VisionEncoder(str(tmp_path))
-    assert encoder(torch.zeros(2, 48, 64, 3, dtype=torch.uint8)).shape == (2, 10, 32)
