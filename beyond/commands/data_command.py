@@ -37,7 +37,8 @@ def toy_command(options: argparse.Namespace) -> None:
     output = Path(options.output)
     if options.count == 1:
         kitchen = write_toy(options.seed, options.minutes, output, options.world)
-        print(f"{output}, {output.with_suffix('.json')}: {counted(len(kitchen.narrations), 'narration')}")
+        narrations = counted(len(kitchen.narrations), "narration")
+        print(f"{output}, {output.with_suffix('.json')}: {narrations}")
         return
     seeds = range(options.seed, options.seed + options.count)
     for seed in progress(seeds, str(output), unit="video"):

@@ -128,14 +128,16 @@ class NarratedInput:
             frames = chain(first, frames)
             for decision in narrate(narrator, frames, args.static, context=self.context):
                 trace = trace_row(decision, narrator.layout, self.context.cache)
-                row = vars(decision.narration) if decision.narration else None
-                if self.probe is not None and row is not None:
-                    from toy.probe import recalled
-                    trace["places"] = recalled(self.probe, self.context.memory[0])
+                row = None
+                if decision.narration:
+                    row = vars(decision.narration)
+                    if live:
+                        row = self.video.with_time_of_day(row)
+                    if self.probe is not None:
+                        from toy.probe import recalled
+                        trace["places"] = recalled(self.probe, self.context.memory[0])
                 if live:
                     trace["time"] = self.video.time
-                if live and row is not None:
-                    row = self.video.with_time_of_day(row)
                 writers.trace(trace)
                 if row is not None:
                     writers.sentence(row)
