@@ -260,16 +260,17 @@ class CLAM(nn.Module):
         update = einsum(decayed, v, "... l h c, ... l h e -> ... h c e")
         return decay, update
 
-    @staticmethod
-    def advance(state: Tensor, decay: Tensor, update: Tensor) -> Tensor:
-        """S <- decay * S + update (Eq. 2), what `absorb` says of tokens."""
-        return decay[..., None] * state + update
-
     def step(self, x: Tensor, state: Tensor) -> Tensor:
         """Streaming (Alg. 2, line 5): a frame x [B, L, D] -> the new state."""
         assert len(x) == len(state), "each stream has its own state"
         k, v, log_gate = self.project(x)
-        return self.advance(state, *self.absorb(k, v, log_gate))
+        decay, update = self.absorb(k, v, log_gate)
+        return decay[..., None] * state + update
+
+    @staticmethod
+    def advance(state: Tensor, decay: Tensor, update: Tensor) -> Tensor:
+        """S <- decay * S + update (Eq. 2), what `absorb` says of tokens."""
+        return decay[..., None] * state + update
 
     def chunked(
         self,

@@ -34,14 +34,13 @@ from support.common.disk import read_json, read_jsonl as rows_of
 from support.engine.folders import fetched
 from support.common.errors import BadData
 from support.common.locks import locked
-from support.common.options import DEFAULT_MODEL
+from support.common.options import DEFAULT_MODEL, TOY_TITLE
 from support.common.text import one_line
 from support.files.sources import source_of
 from support.files.video import write_video
 from test_commands import call, outcome
 from test_equalities import assert_same, constant
 from test_live import until
-from toy import TITLE
 
 # ------------------------------------------------------------------ a long stream, Table 15
 
@@ -446,7 +445,7 @@ def assert_refused(words, *messages):
 def test_what_cannot_work_is_refused_before_anything_is_loaded(line, message, tmp_path, monkeypatch):
     """One line, no model, and no folder for outputs has been made."""
     monkeypatch.chdir(tmp_path)
-    write_video(tmp_path / "a.mp4", np.zeros((4, 96, 96, 3), np.uint8), 2, title=TITLE)
+    write_video(tmp_path / "a.mp4", np.zeros((4, 96, 96, 3), np.uint8), 2, title=TOY_TITLE)
     features("x.safetensors", 2)
     os.link("a.mp4", "hard_link")
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}

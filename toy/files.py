@@ -20,10 +20,10 @@ import numpy as np
 from data import Sample
 from support.common.disk import expecting, read_json, write_json
 from support.common.errors import BadData
+from support.common.options import TOY_TITLE
 from support.common.progress import progress
 from support.files.sentences import frame_at, time_of
 from support.files.video import Video, write_video
-from toy import TITLE
 from toy.words import ToySentence, true_sentences
 from toy.world import FPS, SEEDS, Kitchen, find_world, kitchens
 
@@ -45,7 +45,7 @@ def write_kitchen(kitchen: Kitchen, output: Path) -> None:
                           f"delete it, or choose another --output")
     pictures = progress(map(kitchen.render, range(len(kitchen))), output.name, len(kitchen), "frame",
                         leave=False)
-    write_video(output, pictures, FPS, title=TITLE)
+    write_video(output, pictures, FPS, title=TOY_TITLE)
     write_json(truth, content)
 
 

@@ -370,7 +370,7 @@ class DeltaNet(CLAM):
     def step(self, x: Tensor, state: Tensor) -> Tensor:
         """L tokens, a piece after the other: x [B, L, D], state [B, h, c, e] -> the new state."""
         for piece in x.split(self.LONGEST, dim=1):
-            state = super().step(piece, state)
+            state = self.advance(state, *self.absorb(*self.project(piece)))
         return state
 
 

@@ -34,8 +34,8 @@ from support.common.devices import device_and_dtype
 from support.common.disk import read_json
 from support.common.errors import BadData, command_line, say_once
 from support.common.options import (
-    DEFAULT_MODEL, THAT_OF_CHECKPOINT, Parser, add_settings, in_range, model_options, needs_of,
-    non_negative_int, positive_float, positive_int, refuse_without_effect, settings_given,
+    DEFAULT_MODEL, THAT_OF_CHECKPOINT, TOY_TITLE, Parser, add_settings, in_range, model_options,
+    needs_of, non_negative_int, positive_float, positive_int, refuse_without_effect, settings_given,
     trigger_has, trigger_options,
 )
 from support.common.progress import progress, say, say_when
@@ -47,7 +47,6 @@ from support.engine.frozen import find_model
 from support.files.features import check_inputs, open_features, open_frames
 from support.files.sources import Source, source_of
 from support.files.video import Video
-from toy import TITLE
 
 PROBE = "probe.safetensors"             # what says what the memory of the toy's narrator holds
 LOOKAHEAD = 4                           # frames in one pass, of a recording
@@ -299,7 +298,7 @@ def is_of_the_toy(source: Source) -> bool:
         if source.kind != "video":
             return False
         is_bundled = cmp(source.path, KITCHEN, shallow=False)
-        return is_bundled or Video(source.given).title == TITLE
+        return is_bundled or Video(source.given).title == TOY_TITLE
     except (BadData, OSError):
         return True
 

@@ -14,6 +14,7 @@ from support.common.version import versions
 
 
 DEFAULT_MODEL = str(Path(__file__).parents[2] / "toy" / "checkpoint")   # the bundled narrator
+TOY_TITLE = "A miniature kitchen of FlowNar"       # by which a video says that it is one of the toy
 THAT_OF_CHECKPOINT = "that of the checkpoint"
 DATASETS = ("toy", "ego4d", "egoexo4d", "ek100")
 
