@@ -158,11 +158,14 @@ def check_given(options: Options) -> None:
 
 
 def stages_of(options: Options) -> list[str]:
-    """What is trained, one after the other: a new narrator of the toy has stages of its own."""
+    """What is trained: a new narrator of the toy has stages of its own (toy/stages.py)."""
     stages = ["narrator"]
-    if options.data == "toy" and not options.init:
-        stages += ["recall"] * options.recall
-        stages += ["look"] * (options.look is None)
+    if options.data != "toy" or options.init:
+        return stages
+    if options.recall:
+        stages.append("recall")
+    if not options.look:
+        stages.append("look")
     return stages
 
 
