@@ -147,10 +147,10 @@ def test_layout(name):
 
 @pytest.mark.parametrize("options, setting", [
     ([], "two_threshold_0.8_0.5"),
-    (["--static", "--theta-low", "0.1", "--refractory", "9"], "single_threshold_0.8"),
+    (["--static"], "single_threshold_0.8"),
 ], ids=["two thresholds", "one threshold"])
 def test_the_command_narrates(options, setting, monkeypatch, capsys):
-    """The golden narrations; with --static, the options of the second threshold have no effect."""
+    """The golden narrations, with one threshold and with two."""
     files = [str(FILES / "video.safetensors"), "--model", str(FILES / "flownar")]
     monkeypatch.setattr("sys.argv", ["stream.py", *files, "--device", "cpu", *options])
     with pytest.raises(SystemExit) as end:
