@@ -21,9 +21,9 @@ share of all predicted objects that match one of their pair's true objects.
 import argparse
 import json
 import re
-from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -142,21 +142,18 @@ def score_summaries(truth: dict[str, list[str]], summaries: dict[str, str]) -> d
     Raises BadData if no video has a reference.
     """
     pairs = []                                 # (reference, summary)
-    videos = []                                # of each pair
-    for name, references in truth.items():
+    places = []                                # of each video's pairs
+    for name, references in filter(itemgetter(1), truth.items()):
+        places.append(slice(len(pairs), len(pairs) + len(references)))
         pairs += [(reference, summaries[name]) for reference in references]
-        videos += [name] * len(references)
     if not pairs:
         raise BadData("there is nothing to score: no video has a reference")
     _, scores = evaluate.caption_scores(pairs, evaluate.java_problem() is None)
 
-    measures = {"videos": len(set(videos)), "references": len(pairs)}
+    measures = {"videos": len(places), "references": len(pairs)}
     for measure, of_pairs in scores.items():
-        of_videos = defaultdict(list)          # {video: with each of its references}
-        for name, score in zip(videos, of_pairs):
-            of_videos[name].append(score)
         several = evaluate.average if measure == "cider" else max
-        measures[measure] = evaluate.average([several(each) for each in of_videos.values()])
+        measures[measure] = evaluate.average([several(of_pairs[place]) for place in places])
     return measures
 
 

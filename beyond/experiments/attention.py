@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
+from transformers.models.llama.modeling_llama import eager_attention_forward
 
 import narrator as nar
 from beyond.commands.evaluate_command import narrator_and_samples
@@ -60,17 +61,13 @@ def last_attention(narrator: nar.Narrator, x: Tensor, narrations: nar.Narrations
 
     transformers' layers call the function that is registered here, in place of their own attention.
     """
+    seen = mask.to(narrator.llm.device).log()                  # log 1 = 0, log 0 = -inf
     latest = {}
 
-    def watched(module, query: Tensor, key: Tensor, value: Tensor, attention_mask=None,
-                scaling: float | None = None, **_) -> tuple[Tensor, None]:
-        repeats = query.shape[1] // key.shape[1]
-        key = key.repeat_interleave(repeats, 1)                                # [1, h, L, c]
-        value = value.repeat_interleave(repeats, 1)
-        scores = (query @ key.mT).float() * scaling                            # [1, h, L, L]
-        weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-        latest["weights"] = weights[0].mean(0).cpu()           # the last layer's stay
-        return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), None
+    def watched(module, query: Tensor, key: Tensor, value: Tensor, *_, scaling: float, **options):
+        attended, weights = eager_attention_forward(module, query, key, value, seen, scaling)
+        latest["weights"] = weights[0].float().mean(0).cpu()   # [1, h, L, L]; the last layer's stay
+        return attended, None
 
     AttentionInterface.register("watched", watched)
     before = narrator.llm.config._attn_implementation

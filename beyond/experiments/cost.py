@@ -32,7 +32,7 @@ import narrator as nar
 import stream
 from narrator import load
 from beyond.streams.bounds import open_stream
-from support.common.devices import device_and_dtype, synchronise
+from support.common.devices import device_and_dtype
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import (
@@ -67,8 +67,8 @@ SMALL_LORA = {"lora_rank": 16, "lora_alpha": 32}
 EVERY, SENTENCE = 8, 12                    # a narration of so many words every so many frames
 
 
-def random_llm(size: Size, device: str, dtype: torch.dtype):
-    """A Llama with random weights."""
+def random_narrator(size: Size, device: str, dtype: torch.dtype, **settings) -> nar.Narrator:
+    """A narrator around a Llama with random weights, with the toy's tokenizer."""
     from transformers import AutoModelForCausalLM, LlamaConfig
     config = LlamaConfig(
         vocab_size=size.words, hidden_size=size.hidden, intermediate_size=size.inner,
@@ -78,12 +78,6 @@ def random_llm(size: Size, device: str, dtype: torch.dtype):
         rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
     with torch.device(device):
         llm = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
-    return llm
-
-
-def random_narrator(size: Size, device: str, dtype: torch.dtype, **settings) -> nar.Narrator:
-    """A narrator around such a Llama, with the toy's tokenizer."""
-    llm = random_llm(size, device, dtype)
     tokenizer = load_tokenizer(str(Path(DEFAULT_MODEL) / "llm"))
     return new_narrator(llm, tokenizer, make_config(**settings)).to(device)
 
@@ -263,7 +257,7 @@ def run_training(args: argparse.Namespace) -> None:
     config = narrator.config
     x = torch.randn(args.frames, config.J, config.width, device=device)        # [T, J, D]
     narrations = list(given_narrations(narrator, args.frames).items())
-    clock = time.process_time if narrator.llm.device.type == "cpu" else time.perf_counter
+    clock = time.process_time if device == "cpu" else time.perf_counter
 
     def step() -> float:
         """Its seconds."""
@@ -271,7 +265,8 @@ def run_training(args: argparse.Namespace) -> None:
         began = clock()
         loss, learned = narrator.loss(x, narrations)
         (loss / learned).backward()
-        synchronise(narrator.llm.device)
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
         return clock() - began
 
     step()                                     # the first one also allocates

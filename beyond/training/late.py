@@ -21,21 +21,17 @@ class Past(NamedTuple):
     state: object              # of the memory, S_t; None: the initial one
     tokens: int                # how many were fed, and pruned, between the prompt and the video
 
-    def positions(self, tokens: nar.Tokens) -> Tensor:
-        """Those of the video's tokens [L]: the prompt's stay, all others have advanced."""
-        positions = torch.arange(len(tokens))
-        in_prompt = [n == 0 and kind != nar.NARRATION
-                     for n, kind in zip(tokens.segment, tokens.kind)]
-        positions[~torch.tensor(in_prompt)] += self.tokens
-        return positions
-
     def hidden(self, narrator: nar.Narrator, x: Tensor, narrations: nar.Narrations) -> Tensor:
         """As `Narrator.forward`: hidden states [L, D_lm] of a video that comes after this."""
         tokens = narrator.layout.sequence(narrations)
         last, _ = narrations[-1]
         x = x[:last + 1]
         memory = narrator.read_outs(x, narrations, self.state)
-        return narrator.parallel(tokens, x, memory, self.positions(tokens))
+        positions = torch.arange(len(tokens))               # the prompt's stay, all others advance
+        has_advanced = [n > 0 or kind == nar.NARRATION
+                        for n, kind in zip(tokens.segment, tokens.kind)]
+        positions[torch.tensor(has_advanced)] += self.tokens
+        return narrator.parallel(tokens, x, memory, positions)
 
     def loss(self, narrator: nar.Narrator, x: Tensor,
              narrations: nar.Narrations) -> tuple[Tensor, int]:

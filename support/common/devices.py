@@ -45,12 +45,6 @@ def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, to
     return device, getattr(torch, dtype)
 
 
-def synchronise(device: torch.device) -> None:
-    """Wait until a CUDA device is done, so that times are right; does nothing for other devices."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 # what torchrun sets in each of its processes
 OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # how many processes SLURM, or a launcher that is not torchrun, has started
@@ -98,9 +92,3 @@ def check_launcher() -> None:
                       f"of torchrun share work: {command} (several machines: docs/training.md); "
                       f"for one process alone, unset {' '.join(several)}")
 
-
-def quiet() -> None:
-    """Turn off the progress bars and warnings of transformers."""
-    from transformers.utils import logging
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()

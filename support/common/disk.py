@@ -172,11 +172,11 @@ def refuse_constant(constant: str) -> None:
 
 
 def each_name_once(pairs: list[tuple[str, object]]) -> dict:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the name {twice!r:.200} stands twice in one object")
+    content = {}
+    for name, value in pairs:
+        if name in content:
+            raise ValueError(f"the name {name!r:.200} stands twice in one object")
+        content[name] = value
     return content
 
 
@@ -225,9 +225,8 @@ def is_number(value) -> bool:
 
     NaN, infinity, true, false, and values from 10^12 on cannot.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) < 1e12                   # not true for NaN
+    is_one = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_one and abs(value) < 1e12        # not true for NaN
 
 
 # ---------------------------------------------------------------------- names

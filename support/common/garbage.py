@@ -10,13 +10,11 @@ def without_collection() -> Iterator[None]:
     """A context in which Python does not look for garbage: where millions of objects are made, that
     takes as long as all else.
     """
-    was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
-            gc.enable()
+        gc.enable()
 
 
 def return_freed_memory() -> None:

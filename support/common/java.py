@@ -2,13 +2,12 @@
 from __future__ import annotations
 
 import subprocess
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 from tempfile import TemporaryFile
 
-from support.common.progress import say
+from support.common.errors import say_once
 from support.common.text import one_line
 
 # of any user: numbers with a decimal point, text in UTF-8
@@ -35,14 +34,10 @@ def run_meteor(pairs: list[tuple[str, str]]) -> tuple[list[float], float] | None
             return ask_meteor(pairs, folder, messages)
         except (OSError, ValueError) as error:         # Java has ended, or no number came
             messages.seek(0)
-            tell_once(messages.readline().strip() or str(error))
+            # groups of videos are measured one by one, and have one problem
+            problem = messages.readline().strip() or str(error)
+            say_once(f"METEOR is not computed: {problem}")
             return None
-
-
-@cache
-def tell_once(problem: str) -> None:
-    """Groups of videos are measured one by one, and have one problem."""
-    say(f"METEOR is not computed: {problem}")
 
 
 def ask_meteor(pairs: list[tuple[str, str]], folder: Path,

@@ -23,16 +23,13 @@ from support.common.errors import BadData, end_at_once, first_line
 from support.common.seal import digest_of_program
 
 ARRIVAL = timedelta(minutes=5)             # until all processes have started
+PR_SET_PDEATHSIG = 1                       # of Linux
 SHARES = timedelta(days=100)               # until the last one is through with its share of work
 
 
 class KnownToAll(BadData):
     """A problem that ends all processes at the same place."""
     known_to_all = True
-
-
-class PeerFailed(KnownToAll):
-    """Another process of the command cannot go on, and has said so."""
 
 
 class PeerGone(BadData):
@@ -74,7 +71,8 @@ def process_group() -> Iterator[None]:
 
 def meet() -> None:
     """Wait until all processes are here, and connect them."""
-    end_with_launcher()
+    with suppress(OSError, AttributeError):              # if torchrun is killed, they get SIGTERM,
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)   # and can save (on Linux)
     process, processes = rank()
     try:
         store, _, _ = next(dist.rendezvous("env://", timeout=ARRIVAL))
@@ -100,13 +98,6 @@ def this_start() -> str:
     return ""                                            # each machine counts its own restarts
 
 
-def end_with_launcher() -> None:
-    """If torchrun is killed, its processes get SIGTERM, which lets them save (on Linux)."""
-    PR_SET_PDEATHSIG = 1
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 @cache
 def patient_group() -> dist.ProcessGroup:
     """All processes, for an exchange before which they may wait for each other for days."""
@@ -114,15 +105,12 @@ def patient_group() -> dist.ProcessGroup:
 
 
 @cache
-def gpu_group() -> dist.ProcessGroup | None:
-    """All processes, for sums of tensors on GPUs. (Made where it is needed: NCCL wants a GPU for
-    each process, and processes that encode may share one.)
+def group_for(device: str) -> dist.ProcessGroup | None:
+    """All processes, for tensors on such a device. (NCCL's is made where it is needed: it wants a
+    GPU for each process, and processes that encode may share one.)
     """
-    return dist.new_group(backend="nccl") if dist.is_nccl_available() else None
-
-
-def group_for(tensor: Tensor) -> dist.ProcessGroup | None:
-    return gpu_group() if tensor.is_cuda else None
+    has_nccl = device == "cuda" and dist.is_nccl_available()
+    return dist.new_group(backend="nccl") if has_nccl else None
 
 
 def leave_together() -> None:
@@ -162,7 +150,7 @@ def sum_tensors(tensors: list[Tensor]) -> None:
     if not is_alone():
         with peers():
             for tensor in tensors:
-                dist.all_reduce(tensor, group=group_for(tensor))
+                dist.all_reduce(tensor, group=group_for(tensor.device.type))
 
 
 def gathered(value: Any, patiently: bool = False) -> list[Any]:
@@ -179,7 +167,7 @@ def tensor_from_first(tensor: Tensor) -> None:
     """Overwrite a tensor with that of the first process."""
     if not is_alone():
         with peers():
-            dist.broadcast(tensor.data, 0, group=group_for(tensor))
+            dist.broadcast(tensor.data, 0, group=group_for(tensor.device.type))
 
 
 def check_equal(facts: dict[str, Any]) -> None:
@@ -196,10 +184,10 @@ def check_equal(facts: dict[str, Any]) -> None:
 # ---------------------------------------------------------------------- work
 
 def all_go_on(failed: bool = False, patiently: bool = False) -> None:
-    """PeerFailed, where another process has said, here too, that it cannot go on."""
+    """KnownToAll, where another process has said, here too, that it cannot go on."""
     failures = gathered(failed, patiently)
     if any(failures) and not failed:
-        raise PeerFailed("another process of this run cannot go on; its own message says why")
+        raise KnownToAll("another process of this run cannot go on; its own message says why")
 
 
 def tell_others(error: BaseException | None, patiently: bool = False) -> None:

@@ -171,10 +171,7 @@ def digest_of_program() -> str:
     sources = [*root.glob("*.py")]
     for room in ("support", "beyond", "toy"):
         sources += (root / room).rglob("*.py")
-    hashed = sha256()
-    for source in sorted(sources):
-        hashed.update(source.read_bytes())
-    return hashed.hexdigest()[:16]
+    return digest_of("".join(source.read_text("utf-8") for source in sorted(sources)))[:16]
 
 
 def digest_of(text: str, tensors: Iterable[tuple[str, torch.Tensor]] = ()) -> str:

@@ -102,9 +102,6 @@ def open_checkpoint(source: str | Path, llm: str | None = None, **changes) -> Ch
     changes     {setting: value}: these replace the values of the files
     """
     folder = model_folder(str(source), "narrator")
-    settings = None                     # the authors' have none
-    if (folder / NARRATOR_JSON).exists():
-        settings = read_object(folder / NARRATOR_JSON)
     adapter = read_object(folder / ADAPTER)
     for name, value in adapter.items():
         if name not in HARMLESS and value not in ALLOWED.get(name, OFF):
@@ -112,7 +109,9 @@ def open_checkpoint(source: str | Path, llm: str | None = None, **changes) -> Ch
                           f"plain LoRA only")
     with reading(folder / WEIGHTS):
         weights = load_file(folder / WEIGHTS)
-    if settings is None:
+    if (folder / NARRATOR_JSON).exists():
+        settings = read_object(folder / NARRATOR_JSON)
+    else:                               # the authors' have none
         settings = inferred_settings(weights, folder)
     with expecting(folder / NARRATOR_JSON, f'"{SEEN}": {{"llm": folder, "vision": folder}}'):
         moved = {kind: Path(place) for kind, place in settings.pop(SEEN, {}).items()}
@@ -253,13 +252,13 @@ def load_parameters(parameters: dict[str, Tensor], weights: dict[str, Tensor], f
     """Copy a checkpoint's tensors into the parameters of the same names. BadData unless they have
     the names and shapes of the parameters, and are numbers.
     """
-    in_both = parameters.keys() & weights.keys()
     problems = {
         "lacks": parameters.keys() - weights.keys(),
         "has unexpected": weights.keys() - parameters.keys(),
-        "has the wrong shape for": {name for name in in_both
+        "has the wrong shape for": {name for name in parameters.keys() & weights.keys()
                                     if parameters[name].shape != weights[name].shape},
-        "has no finite numbers in": {name for name in in_both if not are_finite(weights[name])},
+        "has no finite numbers in": {name for name, weight in weights.items()
+                                     if not are_finite(weight)},
     }
     for problem, names in problems.items():
         if names:

@@ -79,10 +79,9 @@ def speed_up(*models: nn.Module, learns: bool = False) -> None:
     """
     if not torch.backends.mkldnn.is_available():
         return
-    for model in models:
-        if is_large(model):
-            speed_up_layers(model, learns)
-            return_freed_memory()
+    for model in filter(is_large, models):
+        speed_up_layers(model, learns)
+        return_freed_memory()
 
 
 def speed_up_layers(model: nn.Module, learns: bool) -> None:

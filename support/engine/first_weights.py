@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
-from einops import repeat
 from torch import Tensor, nn
 
 
@@ -92,7 +91,13 @@ def start_memory(memory: nn.Module, x: Tensor) -> None:
         weight -= torch.outer(weight @ mean, mean)
     memory.w_q.weight.copy_(memory.w_k.weight)
     memory.w_o.weight.copy_(memory.w_v.weight.T)
-    start_gates(memory)
+
+    # gates: near 1, from 0.982 per token in the first head to 0.9997 in the last
+    if hasattr(memory, "w_gate"):
+        weight, bias = memory.w_gate[1].parameters()
+        logits = torch.linspace(4, 8, memory.heads)                 # G = sigmoid(logits)
+        bias.copy_(logits.repeat_interleave(len(bias) // memory.heads))
+        nn.init.normal_(weight, std=0.02)
 
     # memory tokens: those of the average frame, with a little noise, so that no two are equal
     average = x.mean(0)                                             # [J, D]
@@ -116,13 +121,3 @@ def start_memory(memory: nn.Module, x: Tensor) -> None:
     to_one = torch.linalg.pinv(residual + memory.z) @ ones          # [D, 1]
     memory.w_output_gate.weight.copy_(1.28 * to_one.T)              # in all of its rows
 
-
-def start_gates(memory: nn.Module) -> None:
-    """Near 1, from 0.982 per token in the first head to 0.9997 in the last."""
-    if not hasattr(memory, "w_gate"):
-        return
-    weight, bias = memory.w_gate[1].parameters()
-    logits = torch.linspace(4, 8, memory.heads)                     # G = sigmoid(logits)
-    channels = len(bias) // memory.heads
-    bias.copy_(repeat(logits, "h -> (h c)", c=channels))
-    nn.init.normal_(weight, std=0.02)

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from support.common.devices import quiet
 from support.common.disk import read_json
 from support.common.errors import BadData, first_line
 from support.common.signatures import what_is
@@ -33,7 +32,9 @@ def cannot_be_loaded(source: str, kind: str, reason: str) -> BadData:
 @contextmanager
 def loading(source: str, kind: str) -> Iterator[None]:
     """A context in which transformers reads a model: if that fails, BadData has its first line."""
-    quiet()
+    from transformers.utils import logging
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
     except Exception as error:                  # damaged files raise anything

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -230,8 +230,14 @@ class Features:
         with open_features(self.path) as (frames, header):
             shape = frames.shape if isinstance(frames, Tensor) else frames.get_shape()
         check_shape(self.path, shape)
-        if self.frames is None:                # of files of `data.py encode` it is known
-            self.check_rows(shape[0])
+        rows = shape[0]
+        # of files of `data.py encode` the number is known. Others are told by their index: with more
+        # or less than that, frames would be taken for those of other times
+        wanted = int(self.duration * INDEX_FPS) + 1
+        if self.frames is None and abs(rows - wanted) > max(SPARE, SPARE_SHARE * wanted):
+            raise BadData(f"{self.path}: has {rows} rows, and for the {self.duration:g} s of its "
+                          f"index {wanted} are needed, {INDEX_FPS:g} a second; are they of another "
+                          f"rate or another video? Get them or their features_metadata.json again")
         return header, tuple(shape)
 
     @property
@@ -247,15 +253,6 @@ class Features:
         with open_features(self.path) as (frames, _):
             mark = mark_of_numbers(frames[row:row + 64] for row in range(0, self.shape[0], 64))
         return digest_of(mark)[:12]
-
-    def check_rows(self, rows: int) -> None:
-        """BadData if the index says something else: frames would be taken for those of other times.
-        """
-        wanted = int(self.duration * INDEX_FPS) + 1
-        if abs(rows - wanted) > max(SPARE, SPARE_SHARE * wanted):
-            raise BadData(f"{self.path}: has {rows} rows, and for the {self.duration:g} s of its "
-                          f"index {wanted} are needed, {INDEX_FPS:g} a second; are they of another "
-                          f"rate or another video? Get them or their features_metadata.json again")
 
     def read(self, start: int, stop: int) -> Tensor:
         """Frames start .. stop [stop - start, J, D] in fp32.
@@ -310,15 +307,10 @@ class Store:
                     self.index[video] = duration, Path(name)
         # listed once, because a large folder is slow to list
         self.folders = [root, root / "features", *sorted((root / "features").glob("*/"))]
-        self.found = {}                        # video -> its features: many tracks have one video
-
-    def find(self, video: str) -> Features | None:
-        """The features of a video; None if there are none. Each video is looked for once."""
-        if video not in self.found:
-            self.found[video] = self.look_for(video)
-        return self.found[video]
+        self.find = cache(self.look_for)       # many tracks have one video
 
     def look_for(self, video: str) -> Features | None:
+        """The features of a video; None if there are none."""
         for name in (video, self.names.get(video, video)):
             if name in self.index:
                 duration, path = self.index[name]

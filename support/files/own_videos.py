@@ -165,7 +165,17 @@ def read_folder(
         of_file = Notes()
         sentences = read_sentences(narration_file, of_file)
         placed = [(frame_at(sentence.time, features.fps), sentence) for sentence in sentences]
-        check_on_video(placed, features, narration_file)
+        # not of a video are narrations of another one, those whose times have another unit, and
+        # what a camera says of each picture
+        frames = {frame for frame, _ in placed}
+        _, first = placed[0]
+        last_frame, last = placed[-1]
+        # one frame beyond the end may be the rounding of another program
+        if first.time < 0 or last_frame > features.frames or len(frames) < len(placed) / 2:
+            raise BadData(f"{narration_file}: {len(placed)} narrations on {len(frames)} frames, from "
+                          f"{first.time:g} to {last.time:g} s, are not of this video "
+                          f"({features.duration:g} s, {features.fps:g} frames a second); what is "
+                          f"done in it is read, with times in seconds or h:m:s")
         placed = one_frame_each(placed, features.frames - 1, of_file)
         notes.add_of_file(of_file, narration_file.name)
         sentences = at_frames(placed, features.fps)
@@ -184,21 +194,3 @@ def features_of(folder: Path, name: str, video: Path | None) -> Features:
         refuse_if_changed(str(path), features.header, mark_of_video(video), f"encode again: {encode}")
     return features
 
-
-def check_on_video(
-    placed: list[tuple[int, Sentence]],
-    features: Features,
-    narration_file: Path,
-) -> None:
-    """BadData if narrations (frame, sentence) cannot be those of the video: they are of another
-    one, or their times have another unit, or they are what a camera says of each picture.
-    """
-    frames = {frame for frame, _ in placed}
-    _, first = placed[0]
-    last_frame, last = placed[-1]
-    # one frame beyond the end may be the rounding of another program
-    if first.time < 0 or last_frame > features.frames or len(frames) < len(placed) / 2:
-        raise BadData(f"{narration_file}: {len(placed)} narrations on {len(frames)} frames, from "
-                      f"{first.time:g} to {last.time:g} s, are not of this video ({features.duration:g} s, "
-                      f"{features.fps:g} frames a second); what is done in it is read, with times in "
-                      f"seconds or h:m:s")

@@ -319,12 +319,10 @@ def is_endless(container) -> bool:
     """Whether what is sent is no recording: a playlist without its last line, or pictures without
     times (a web camera's), if neither says how long it is.
     """
-    if container.duration is not None:
-        return False
-    if container.format.name == "hls":
-        return True
-    has_times = not container.format.flags & av.format.Flags.no_timestamps.value
-    return not has_times and container.size <= 0           # a file of them has a size
+    is_playlist = container.format.name == "hls"
+    lacks_times = container.format.flags & av.format.Flags.no_timestamps.value
+    is_sent = container.size <= 0                          # a file has a size
+    return container.duration is None and (is_playlist or lacks_times and is_sent)
 
 
 def video_stream(container, name: str, threads: str):
@@ -333,10 +331,9 @@ def video_stream(container, name: str, threads: str):
     Raises BadData if there is none.
     """
     form = container.format.name
-    if form == "tty":                          # FFmpeg would draw the letters of a .txt file
-        raise BadData(f"{name}: is a text file; {READ}")
-    if form == "concat":                       # FFmpeg gives all films the first one's time base
-        raise BadData(f"{name}: is a list of films; {READ}: join them, or narrate each")
+    # FFmpeg would draw the letters of a text, and give all films of a list the first one's time base
+    if form in ("tty", "concat"):
+        raise BadData(f"{name}: is a text or a list of films; {READ}")
     tracks = film_tracks(container)
     if not tracks:
         raise BadData(f"{name}: has no video stream (sound with a cover, subtitles or nothing)")
