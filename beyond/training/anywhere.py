@@ -1,8 +1,6 @@
 """Own videos are trained as they are streamed (not in the paper): from the start of the file, and
 from any frame, so that a narrator cannot learn by heart after how many frames to speak.
 """
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

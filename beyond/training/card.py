@@ -1,8 +1,6 @@
 """README.md of a trained narrator: how it was made, in the form of the hub's model cards, so that the
 folder can be uploaded as it is.
 """
-from __future__ import annotations
-
 from pathlib import Path
 
 from narrator import Config

@@ -1,8 +1,6 @@
 """What no score of §4.1 tells of long streams (not in the paper): sentences that are said again, and
 sentences that come late.
 """
-from __future__ import annotations
-
 from itertools import pairwise
 
 from evaluate import TAU, average, overlaps, segments

@@ -1,8 +1,6 @@
 """Training videos as if they were late in a long stream (train.py --long; not in the paper): with
 the memory of other videos, and with positions far beyond those of any video.
 """
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

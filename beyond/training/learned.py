@@ -1,8 +1,6 @@
 """What a narrator has learned of videos: it streams them, and its sentences are told beside the true
 ones (not in the paper).
 """
-from __future__ import annotations
-
 from functools import partial
 
 from data import Sample

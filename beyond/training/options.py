@@ -4,8 +4,6 @@ the toy.
 Each class is a group of `python train.py --help`, and a base of beyond/commands/train_command.py's
 Options: one object, one command line.
 """
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from support.common.options import FILES, LARGEST, setting

@@ -1,6 +1,4 @@
 """Devices, number formats and processes."""
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,6 +1,4 @@
 """Files that are written whole or not at all, and read with clear errors."""
-from __future__ import annotations
-
 import glob
 import json
 import os

@@ -1,6 +1,4 @@
 """Errors that a user can cause, and how a command reports them: one line, exit code 1."""
-from __future__ import annotations
-
 import errno
 import os
 import re

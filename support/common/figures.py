@@ -1,6 +1,4 @@
 """Figures and tables."""
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

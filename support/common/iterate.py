@@ -1,6 +1,4 @@
 """Iterators: in lists of equal size, and prepared ahead by a thread."""
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from queue import SimpleQueue

@@ -1,6 +1,4 @@
 """METEOR, a program in Java that pycocoevalcap brings along."""
-from __future__ import annotations
-
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,6 +1,4 @@
 """One run at a time: in a folder, or at a file."""
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,6 +1,4 @@
 """Settings and options: what is said of each, once, and the types of their values."""
-from __future__ import annotations
-
 from argparse import SUPPRESS, Action, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, field, fields

@@ -1,6 +1,4 @@
 """How far a command has come, on stderr."""
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 from datetime import datetime

@@ -5,8 +5,6 @@ What is kept is a dict of names and values: settings, and digests of what has no
 or a file's digest is its mark: of all that is read of it, wherever it lies. Where nothing is kept, as
 by the authors' checkpoints and features, nothing is compared, and that is said.
 """
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path

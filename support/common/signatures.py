@@ -1,6 +1,4 @@
 """What a file is that often stands in place of another one: by its first bytes."""
-from __future__ import annotations
-
 from pathlib import Path
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"

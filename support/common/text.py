@@ -1,7 +1,5 @@
 """Texts that come from elsewhere, as they are shown: narrations in one line, addresses without
 secrets."""
-from __future__ import annotations
-
 import re
 from urllib.parse import unquote
 

@@ -11,8 +11,6 @@ them.
 
 Here is also the loss in pieces, for the same reason: what is as long as a video stays small.
 """
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ A checkpoint is a folder in the format of PEFT:
 
 Tensors are read from safetensors only, never from pickles.
 """
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import asdict, dataclass, replace

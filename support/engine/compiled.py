@@ -1,8 +1,6 @@
 """--compile: CLAM and the language model of a stream by torch.compile (not in the paper). The
 numbers are the same up to rounding.
 """
-from __future__ import annotations
-
 import torch
 
 

@@ -9,8 +9,6 @@ bf16    PyTorch calls oneDNN, where the processor multiplies bf16. A frame's tok
 Commands call `speed_up` after they have loaded a narrator; nothing else knows of it. Small models,
 such as the toy's, gain nothing and stay as they are.
 """
-from __future__ import annotations
-
 from collections import Counter
 
 import torch

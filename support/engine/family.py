@@ -7,8 +7,6 @@ tokens, in training and in a stream, is its own. (What its layers ask of attenti
 softmax(q k^T / sqrt(c)) v, such as windows, caps and sinks, is an error there.) What could make a
 difference is refused, whatever the family is called. docs/training.md has a table of families.
 """
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from copy import deepcopy

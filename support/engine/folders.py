@@ -1,6 +1,4 @@
 """The folders of models, of this machine or of the hub: found, and read with clear errors."""
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache

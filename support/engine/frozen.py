@@ -4,8 +4,6 @@ their marks, and loaded.
 Tensors are read from safetensors only, never from pickles. Nothing that comes with a model is run:
 neither its code (trust_remote_code) nor kernels that its settings name.
 """
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import cached_property

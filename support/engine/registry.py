@@ -1,8 +1,6 @@
 """Which settings a narrator can have, and which class it then is. narrator.py and baselines/ fill the
 tables when they are imported.
 """
-from __future__ import annotations
-
 from dataclasses import fields
 
 from support.common.errors import BadData

@@ -1,6 +1,4 @@
 """Checks of a narrator's settings (narrator.py: Config)."""
-from __future__ import annotations
-
 from dataclasses import fields
 
 from support.common.errors import BadData

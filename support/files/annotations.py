@@ -12,8 +12,6 @@ unseen      EgoExo4D's descriptions of things outside the camera wearer's view. 
 interval    the part of a video that is streamed in evaluation, with all tracks in it
 notes       counts of all corrections made while reading. Nothing is dropped silently
 """
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable

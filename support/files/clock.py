@@ -1,6 +1,4 @@
 """The clock of a video: times that pictures claim, and the times at which they are shown."""
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise

@@ -11,8 +11,6 @@ A cue counts at its end, as stream.py places a narration. Its lines are joined, 
 and a text is in one line (support/common/text.py: one_line); else it is as it is written. What is
 not as it is read raises BadData with the file and the line with which a cue or a row begins.
 """
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterator, Sequence

@@ -8,8 +8,6 @@ store       the features of a data set: features_metadata.json, {video: {"durati
 header      what such a file says of itself: duration, fps, the settings of its encoder. Files of
             other programs have none
 """
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -14,8 +14,6 @@ they may stand in any order, in .jsonl as the stream has written them. Texts are
 and in one line (support/common/text.py: one_line). A malformed file raises BadData: one line names
 the problem.
 """
-from __future__ import annotations
-
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path

@@ -12,8 +12,6 @@ A narration stands at its time, or at the end of its cue, as it is written. A sa
 its first narration to its end. What is left out is counted in Notes (sentences.py); what would be
 wrong without a word is refused by name.
 """
-from __future__ import annotations
-
 import os
 from hashlib import sha256
 from pathlib import Path

@@ -1,6 +1,4 @@
 """What an input of a command line is: asked once, when the line is read."""
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

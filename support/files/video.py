@@ -10,8 +10,6 @@ shown       a picture is shown from its presentation time until that of the next
 
 Memory does not grow with the length of a video, and only pictures that are kept are converted.
 """
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
