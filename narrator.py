@@ -40,7 +40,7 @@ from support.common.errors import BadData
 from support.common.options import LARGEST, setting
 from support.engine import attention, checkpoint, family, frozen, lora, pictures
 from support.engine.registry import NARRATORS
-from support.engine.settings import check_context, check_memory, check_settings
+from support.engine.settings import check_settings, check_together
 
 SYSTEM = ("A multimodal AI assistant is helping users with some activities. "
           "Below is their conversation, interleaved with the list of video frames received by the "
@@ -117,8 +117,7 @@ class Config:
     def __post_init__(self):
         """BadData if a value has the wrong type, is out of range, or contradicts another one."""
         check_settings(self)
-        check_memory(self, MEMORIES[self.memory])
-        check_context(self)
+        check_together(self, MEMORIES[self.memory])
 
     @property
     def J(self) -> int:

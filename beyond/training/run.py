@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import asdict, fields
 from math import isfinite
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -33,8 +32,6 @@ from support.common.seal import (
     digest_of_features, digest_of_file, digest_of_samples, refuse_if_changed,
 )
 from beyond.training.options import RunOptions
-
-T = TypeVar("T")
 
 
 def recompute_activations(llm: nn.Module) -> None:
@@ -162,9 +159,9 @@ class Run:
         for self.step in self.bar:
             yield self.step
 
-    def share(self, videos: Sequence[Callable[[], T]]) -> Iterator[T]:
-        """This process's part of a step's videos, each with random numbers of its own (dropout),
-        the same ones with any number of processes.
+    def share(self, videos: Sequence[Callable]) -> Iterator:
+        """This process's part of what the functions of a step read, each video with random numbers
+        of its own (dropout), the same ones with any number of processes.
         """
         numbers = my_share(range(self.step * len(videos), (self.step + 1) * len(videos)))
         for number, video in zip(numbers, next_one_ready(my_share(videos))):

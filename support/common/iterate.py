@@ -3,9 +3,6 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from queue import SimpleQueue
 from threading import Semaphore, Thread
-from typing import TypeVar
-
-T = TypeVar("T")
 
 
 def chunks(items: Iterator, size: int) -> Iterator[list]:
@@ -18,7 +15,7 @@ def chunks(items: Iterator, size: int) -> Iterator[list]:
         yield chunk
 
 
-def next_one_ready(reads: Iterable[Callable[[], T]]) -> Iterator[T]:
+def next_one_ready(reads: Iterable[Callable]) -> Iterator:
     """What each of the functions reads; a thread reads the next one."""
     return prefetch((read() for read in reads), 1)
 

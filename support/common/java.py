@@ -26,10 +26,9 @@ def run_meteor(pairs: list[tuple[str, str]]) -> tuple[list[float], float] | None
     """METEOR of each pair (true sentence, predicted one), and of the corpus. None, and a line that
     says why, where Java fails.
     """
-    folder = Path(find_spec("pycocoevalcap.meteor.meteor").origin).parent
     with TemporaryFile("w+", encoding="utf-8", errors="replace") as messages:
         try:
-            return ask_meteor(pairs, folder, messages)
+            return ask_meteor(pairs, messages)
         except (OSError, ValueError) as error:         # Java has ended, or no number came
             messages.seek(0)
             # groups of videos are measured one by one, and have one problem
@@ -38,9 +37,9 @@ def run_meteor(pairs: list[tuple[str, str]]) -> tuple[list[float], float] | None
             return None
 
 
-def ask_meteor(pairs: list[tuple[str, str]], folder: Path,
-               messages) -> tuple[list[float], float]:
+def ask_meteor(pairs: list[tuple[str, str]], messages) -> tuple[list[float], float]:
     """OSError or ValueError where Java does not answer as it should."""
+    folder = Path(find_spec("pycocoevalcap.meteor.meteor").origin).parent
     with subprocess.Popen([*JAVA, *METEOR], cwd=folder, stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE, stderr=messages, text=True,
                           encoding="utf-8") as java:

@@ -27,8 +27,10 @@ def check_settings(config) -> None:
             raise BadData(f"{f.name} of a narrator is one of {', '.join(choices)}, not {value!r}")
 
 
-def check_memory(config, memory: type) -> None:
-    """Check what the class of its memory asks of the settings."""
+def check_together(config, memory: type) -> None:
+    """BadData if settings contradict each other, or what the class of the memory asks of them. (What
+    bounds the context: beyond/streams/bounds.py.)
+    """
     width = config.width
     heads = config.memory_heads
     if memory.HAS_HEADS and width % (2 * heads):
@@ -36,10 +38,6 @@ def check_memory(config, memory: type) -> None:
     if config.readout == "cls" and not memory.READ_WITHIN_FRAMES:
         raise BadData(f"readout: memory {config.memory!r} is read after whole frames, "
                       f"not after the cls token")
-
-
-def check_context(config) -> None:
-    """Check what is kept in the context, and what bounds it (beyond/streams/bounds.py)."""
     if not config.prune:
         for name in ("last_k", "max_segment"):
             value = getattr(config, name)
