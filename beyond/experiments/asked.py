@@ -203,12 +203,9 @@ class Reader:
     def judge(self, truth: str, text: str) -> list[bool]:
         """Of each object of a predicted sentence ("" for none), whether the true one has it."""
         true_names = self.objects(truth)
-        right = []
-        for name in self.objects(text):
-            # the model is not asked about a word that is one of the true ones
-            match = name in true_names or any(self.same(other, name) for other in true_names)
-            right.append(match)
-        return right
+        # the model is not asked about a word that is one of the true ones
+        return [name in true_names or any(self.same(other, name) for other in true_names)
+                for name in self.objects(text)]
 
 
 def run_objects(args: argparse.Namespace, ask: Ask) -> dict:

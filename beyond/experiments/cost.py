@@ -155,10 +155,8 @@ def measure_stream(narrator: nar.Narrator, x: Iterable[Tensor], frames: int, win
         tokens = decision.text_tokens + decision.visual_tokens + decision.pruned
         most_tokens = max(most_tokens, tokens)
 
-    windows = []
-    for end in range(window, frames + 1, window):
-        windows.append({"frames": end, "fps": window / sum(seconds[end - window:end]),
-                        "used_bytes": used[end - 1]})
+    windows = [{"frames": end, "fps": window / sum(seconds[end - window:end]),
+                "used_bytes": used[end - 1]} for end in range(window, frames + 1, window)]
     return {
         "frames": frames,
         "fps": frames / sum(seconds),

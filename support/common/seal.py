@@ -44,12 +44,8 @@ def refuse_if_changed(
 
 def what_differs(kept: dict, present: dict) -> list[str]:
     """The present entries that are not as they were, in words."""
-    found = []
-    for name, now in present.items():
-        before = kept.get(name)
-        if before != now:
-            found.append(f"{name} = {str(before)[:60]}, here {str(now)[:60]}")
-    return found
+    return [f"{name} = {str(kept.get(name))[:60]}, here {str(now)[:60]}"
+            for name, now in present.items() if kept.get(name) != now]
 
 
 def known_mark(what: str, of: str, kept: str | None, present: str | None, advice: str) -> str | None:

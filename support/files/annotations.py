@@ -14,7 +14,7 @@ notes       counts of all corrections made while reading. Nothing is dropped sil
 """
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from pathlib import Path
 
@@ -204,7 +204,7 @@ def tracks(name: str, root: Path, split: str, notes: Notes) -> list[NarratedVide
 Annotated = tuple[str, str, list[Sentence], list[Sentence]]
 
 
-def every_annotator(name: str, root: Path, split: str, notes: Notes) -> list[Annotated]:
+def every_annotator(name: str, root: Path, split: str, notes: Notes) -> Iterator[Annotated]:
     """All annotators of a split, also without sentences; from the authors' files if they are there,
     else from the raw ones.
 
@@ -232,7 +232,6 @@ def every_annotator(name: str, root: Path, split: str, notes: Notes) -> list[Ann
             content = content.get("videos", content)
             of_split = ego4d_split(root, split, content)
             rows_of = ego4d_raw({video: content[video] for video in of_split}, notes)
-        annotated = []
         for video in list(rows_of):
             rows_of_video = rows_of.pop(video)  # so that half of millions of rows are in memory
             for annotator, rows in rows_of_video.items():
@@ -241,9 +240,7 @@ def every_annotator(name: str, root: Path, split: str, notes: Notes) -> list[Ann
                 unseen = []
                 for row in rows:
                     (seen if is_visible(row, place) else unseen).append(row)
-                annotated.append((video, annotator, in_time(seen, place, notes),
-                                  in_time(unseen, place, notes)))
-        return annotated
+                yield video, annotator, in_time(seen, place, notes), in_time(unseen, place, notes)
 
 
 def is_visible(row: dict, place: str) -> bool:

@@ -80,7 +80,7 @@ def seconds_of(clock: Sequence[str | None]) -> float:
 # --------------------------------------------------------------------------------------- subtitles
 
 
-def read_subtitles(path: Path, notes: Notes) -> list[Sentence]:
+def read_subtitles(path: Path, notes: Notes) -> Iterator[Sentence]:
     """The cues of a .srt or .vtt file at their ends, in the order of the file."""
     form = path.suffix.lower()
     blocks = blocks_of(read_text(path))
@@ -88,7 +88,6 @@ def read_subtitles(path: Path, notes: Notes) -> list[Sentence]:
         line, head = next(blocks, (1, ""))
         check_line(line == 1 and HEAD.fullmatch(head), path, 1)
 
-    sentences = []
     start = 0.0
     shown = []                                 # its lines
     repeating = 0
@@ -109,9 +108,8 @@ def read_subtitles(path: Path, notes: Notes) -> list[Sentence]:
 
         shown_before, shown = shown, text.split("\n")
         repeating += any(words.strip() and words in shown_before for words in shown)
-        sentences.append(Sentence(end, one_line(text)))
+        yield Sentence(end, one_line(text))
     notes.add("cues that repeat a line of the cue before (do captions roll?)", repeating, path.name)
-    return sentences
 
 
 def blocks_of(content: str) -> Iterator[tuple[int, str]]:
@@ -133,11 +131,10 @@ def srt_text(text: str) -> str:
 # ------------------------------------------------------------------------------------------ tables
 
 
-def read_table(path: Path, notes: Notes) -> list[Sentence]:
+def read_table(path: Path, notes: Notes) -> Iterator[Sentence]:
     """The rows of a .csv file, in the order of the file."""
     # strict: an unbalanced quote is an error, and does not take in the lines that follow
     rows = csv.reader(StringIO(read_text(path)), strict=True, skipinitialspace=True)
-    sentences = []
     try:
         names = next(rows, [])
         check_line(names in COLUMNS, path, 1)
@@ -145,10 +142,9 @@ def read_table(path: Path, notes: Notes) -> list[Sentence]:
             check_line(len(row) == len(names), path, rows.line_num)
             times = [time_of_cell(cell) for cell in row[:-1]]
             check_line(None not in times and times == sorted(times), path, rows.line_num)
-            sentences.append(Sentence(times[-1], one_line(row[-1])))
+            yield Sentence(times[-1], one_line(row[-1]))
     except csv.Error:
         check_line(False, path, rows.line_num)
-    return sentences
 
 
 def time_of_cell(cell: str) -> float | None:
