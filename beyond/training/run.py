@@ -192,8 +192,7 @@ class Run:
     def done(self, loss: float) -> None:
         """Validate and save the state, if it is time to, and log the step."""
         entry = {"step": self.step, "loss": loss}
-        is_last = self.steps_done == self.number_of_steps
-        if is_last or self.steps_done % self.every == 0:
+        if self.is_time(self.every):
             try:
                 entry |= self.validated()
             except BaseException:                              # as Ctrl-C during the validation
@@ -201,6 +200,10 @@ class Run:
                 raise
         together(self.write, entry)
         self.bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+
+    def is_time(self, every: int) -> bool:
+        """For what is done every so many steps, and after the last one."""
+        return self.steps_done == self.number_of_steps or self.steps_done % every == 0
 
     def validated(self) -> dict:
         """What the validation adds to the log."""
@@ -220,8 +223,7 @@ class Run:
             return
         with self.log.open("a") as file:
             file.write(json.dumps(entry) + "\n")
-        is_last = self.steps_done == self.number_of_steps
-        if is_last or self.steps_done % self.options.save_every == 0:
+        if self.is_time(self.options.save_every):
             self.save_state()
 
     def __exit__(self, kind, error, traceback) -> None:

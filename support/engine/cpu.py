@@ -69,21 +69,14 @@ class PackedLinear(nn.Module):
 
 
 @torch.no_grad()
-def speed_up(*models: nn.Module, learns: bool = False) -> None:
-    """Let the linear layers of large models on a processor compute by oneDNN. Other models, and
+def speed_up(model: nn.Module, learns: bool = False) -> None:
+    """Let the linear layers of a large model on a processor compute by oneDNN. Other models, and
     other devices, stay as they are.
 
-    learns      whether the models are trained: then layers that learn stay as they are, too
+    learns      whether it is trained: then layers that learn stay as they are, too
     """
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available() or not is_large(model):
         return
-    for model in filter(is_large, models):
-        speed_up_layers(model, learns)
-        return_freed_memory()
-
-
-def speed_up_layers(model: nn.Module, learns: bool) -> None:
-    """See `speed_up`."""
     pack = multiplies_bf16() and not learns
     uses = Counter(id(parameter) for module in model.modules()
                    for parameter in module.parameters(recurse=False))
@@ -98,3 +91,4 @@ def speed_up_layers(model: nn.Module, learns: bool) -> None:
         # A head may share the table of words, which has to stay as it is.
         elif weight.dtype == torch.bfloat16 and pack and uses[id(weight)] == 1:
             model.set_submodule(name, PackedLinear(layer))
+    return_freed_memory()

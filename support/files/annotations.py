@@ -239,18 +239,12 @@ def every_annotator(name: str, root: Path, split: str, notes: Notes) -> Iterator
                 seen = []
                 unseen = []
                 for row in rows:
-                    (seen if is_visible(row, place) else unseen).append(row)
+                    visible = row.get("ego_visible")        # EgoExo4D alone says so
+                    if not isinstance(visible, bool | None):
+                        raise BadData(f"{place}: ego_visible is {visible!r}; true, false and null "
+                                      f"are read")
+                    (unseen if visible is False else seen).append(row)
                 yield video, annotator, in_time(seen, place, notes), in_time(unseen, place, notes)
-
-
-def is_visible(row: dict, place: str) -> bool:
-    """Whether the camera wearer can see it: EgoExo4D alone says so. BadData if it says it in another
-    way.
-    """
-    visible = row.get("ego_visible")
-    if not (visible is None or isinstance(visible, bool)):
-        raise BadData(f"{place}: ego_visible is {visible!r}; true, false and null are read")
-    return visible is not False
 
 
 # ------------------------------------------------------------------- intervals, for evaluation

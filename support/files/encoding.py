@@ -46,7 +46,8 @@ def encode_videos(videos: list[str], output: Path, load: Callable, settings: dic
     names = [features.stem for features in sources]
     check_equal(settings | {"videos": f"{len(names)} of hash {digest_of(str(names)):.16}"})
 
-    mine = {features: settings | mark_of_video(sources[features])
+    # the header of a video's features shows whether it has changed
+    mine = {features: settings | {"video": digest_of_file(sources[features])}
             for features in my_share([*sources])}
     to_do = together(lambda: [features for features, wanted in mine.items()
                               if not is_made(features, wanted, renew)])
@@ -90,11 +91,6 @@ def encode_video(source: str, features: Path, encoder: Callable, header: dict[st
         raise UnreadableVideo(str(error)) from error
     video.report()
     write_tensors(features, {"features": x}, header | {"duration": str(len(x) / fps)})
-
-
-def mark_of_video(video: str | Path) -> dict[str, str]:
-    """For the header of a video's features: it shows whether the video has changed."""
-    return {"video": digest_of_file(video)}
 
 
 def is_made(features: Path, wanted: dict[str, str], renew: bool) -> bool:

@@ -312,17 +312,14 @@ class Store:
         for name in (video, self.names.get(video, video)):
             if name in self.index:
                 duration, path = self.index[name]
-                if file := self.file_at(path):
-                    return Features(file, duration)
-            if feature_file(self.root, name).is_file():
-                return read_header(feature_file(self.root, name))
+                # an absolute path is the same in all folders
+                files = {folder / path for folder in self.folders if (folder / path).is_file()}
+                if len(files) > 1:
+                    raise BadData(f"{' and '.join(map(str, sorted(files)))}: which of them is meant "
+                                  f"by {path} of features_metadata.json cannot be known")
+                if files:
+                    return Features(files.pop(), duration)
+            file = feature_file(self.root, name)
+            if file.is_file():
+                return read_header(file)
         return None
-
-    def file_at(self, path: Path) -> Path | None:
-        """The file of a path of the index; None if it is not there. BadData if several are."""
-        # an absolute path is the same in all folders
-        files = {folder / path for folder in self.folders if (folder / path).is_file()}
-        if len(files) > 1:
-            raise BadData(f"{' and '.join(map(str, sorted(files)))}: which of them is meant by "
-                          f"{path} of features_metadata.json cannot be known")
-        return min(files, default=None)

@@ -101,7 +101,10 @@ def read_file(file: Path, notes: Notes, several: bool) -> dict[str, list[list[Se
     if ending == ".jsonl":
         rows = read_jsonl(file)
         with expecting(file, READ):
-            check_one_run(file, rows)
+            # they begin anew where a second run was appended, and the two would be taken for one
+            numbers = [row.get("n", n) for n, row in enumerate(rows)]
+            if numbers != sorted(set(numbers)):
+                raise BadData(f"{file}: its numbers (n) do not rise; one stream a file is read")
         content = {unquote(file.stem): rows}   # the inverse of file_name
     else:
         content = read_json(file)
@@ -120,15 +123,6 @@ def read_file(file: Path, notes: Notes, several: bool) -> dict[str, list[list[Se
             annotators = entry
         videos[video] = [to_sentences(rows, f"{file}, video {video}") for rows in annotators]
     return videos
-
-
-def check_one_run(file: Path, rows: list[dict]) -> None:
-    """BadData if the numbers of a stream begin anew: a second run was appended, and the two would be
-    taken for one.
-    """
-    numbers = [row.get("n", n) for n, row in enumerate(rows)]
-    if numbers != sorted(set(numbers)):
-        raise BadData(f"{file}: its numbers (n) do not rise; one stream a file is read")
 
 
 def check_one_video(file: Path, rows: list) -> None:

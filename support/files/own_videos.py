@@ -18,8 +18,7 @@ from pathlib import Path
 
 from support.common.disk import read_text
 from support.common.errors import BadData
-from support.common.seal import refuse_if_changed
-from support.files.encoding import mark_of_video
+from support.common.seal import digest_of_file, refuse_if_changed
 from support.files.features import Features, feature_file, read_header
 from support.files.narrations import READ, read_predictions
 from support.files.sentences import (
@@ -189,6 +188,7 @@ def features_of(folder: Path, name: str, video: Path | None) -> Features:
         raise BadData(f"{path}: is missing: {encode}")
     features = read_header(path)
     if video:
-        refuse_if_changed(str(path), features.header, mark_of_video(video), f"encode again: {encode}")
+        refuse_if_changed(str(path), features.header, {"video": digest_of_file(video)},
+                          f"encode again: {encode}")
     return features
 

@@ -22,7 +22,7 @@ from beyond.streams.subtitles import srt_cue
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from support.files import own_videos
-from support.files.encoding import mark_of_video
+from support.common.seal import digest_of_file
 from support.files.narrations import read_predictions
 from test_evaluate import command
 
@@ -62,7 +62,7 @@ def make_folder(folder, frames, text="time,text\n0.5,You look.\n4,You sit.\n", w
         (folder / f"{name}.csv").write_text(text)
         x = torch.arange(float(count))[:, None, None].expand(count, 10, width).contiguous()
         header = {"vision": "v", "fps": "2.0", "grid": "3", "duration": str(count / 2)} | settings
-        header |= mark_of_video(folder / f"{name}.mp4")
+        header |= {"video": digest_of_file(folder / f"{name}.mp4")}
         save_file({"features": x}, folder / "features" / f"{name}.safetensors", header)
     return folder
 
