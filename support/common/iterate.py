@@ -8,10 +8,7 @@ from threading import Semaphore, Thread
 def chunks(items: Iterator, size: int) -> Iterator[list]:
     """Lists of `size` items, the last one shorter."""
     items = iter(items)
-    while True:
-        chunk = list(islice(items, size))
-        if not chunk:
-            return
+    while chunk := list(islice(items, size)):
         yield chunk
 
 
