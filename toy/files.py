@@ -7,8 +7,6 @@
 "seed" is that of its Kitchen. "pictures" is a hash, by which a video is known that was painted
 otherwise. "memory" are the words that only visual memory can give.
 """
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice

@@ -1,7 +1,5 @@
 """What the page has to know of a kitchen, to show beside the video what the memory says of each place
 (beyond/streams/page.py): names, pictures, and what each place truly showed."""
-from __future__ import annotations
-
 import base64
 import re
 from io import BytesIO

@@ -3,8 +3,6 @@
 `stream.py --explain` and the page say what it reads. It is never used to narrate. (It was trained at
 commit 3373641, by experiments.knowledge.)
 """
-from __future__ import annotations
-
 from hashlib import sha256
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the toy measures of narrations beside the paper's scores: the words that only visual memory can
 give, and the sentences without them."""
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -13,8 +13,6 @@ memory.
 Glossary
     history     tokens of the narration memory, in the language model's space   [.., N, D_lm]
 """
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
