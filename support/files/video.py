@@ -331,7 +331,7 @@ def video_stream(container, name: str, threads: str):
     form = container.format.name
     # FFmpeg would draw the letters of a text, and give all films of a list the first one's time base
     if form in ("tty", "concat"):
-        raise BadData(f"{name}: is a text or a list of films; {READ}")
+        raise BadData(f"{name}: is a text file or a list of films; {READ}")
     tracks = film_tracks(container)
     if not tracks:
         raise BadData(f"{name}: has no video stream (sound with a cover, subtitles or nothing)")
