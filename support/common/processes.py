@@ -23,7 +23,6 @@ from support.common.errors import BadData, end_at_once, first_line
 from support.common.seal import digest_of_program
 
 ARRIVAL = timedelta(minutes=5)             # until all processes have started
-PR_SET_PDEATHSIG = 1                       # of Linux
 SHARES = timedelta(days=100)               # until the last one is through with its share of work
 
 
@@ -71,8 +70,7 @@ def process_group() -> Iterator[None]:
 
 def meet() -> None:
     """Wait until all processes are here, and connect them."""
-    with suppress(OSError, AttributeError):              # if torchrun is killed, they get SIGTERM,
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)   # and can save (on Linux)
+    end_with_launcher()
     process, processes = rank()
     try:
         store, _, _ = next(dist.rendezvous("env://", timeout=ARRIVAL))
@@ -102,6 +100,13 @@ def this_start() -> str:
 def patient_group() -> dist.ProcessGroup:
     """All processes, for an exchange before which they may wait for each other for days."""
     return dist.new_group(timeout=SHARES, backend="gloo")
+
+
+def end_with_launcher() -> None:
+    """If torchrun is killed, its processes get SIGTERM, which lets them save (on Linux)."""
+    PR_SET_PDEATHSIG = 1
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @cache
