@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from safetensors import safe_open
@@ -11,7 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from beyond.commands import data_command, evaluate_command, stream_command, train_command
 from helpers import TOY
+from support.common import seal
 from support.common.errors import BadData
+from support.files.features import read_header
 from beyond.training import run as engine
 from test_checkpoint import altered
 from test_commands import call, outcome
@@ -172,6 +175,19 @@ def test_what_says_nothing_is_told_once(made, tmp_path, no_java):
     assert call(train_command, words)[0] == 0
     learned = json.loads((at / "new" / "narrator.json").read_text())
     assert learned["llm_mark"] and learned["vision_mark"]
+
+
+@pytest.mark.parametrize("whole", [0, 1e9])
+def test_features_of_a_set_of_any_size(made, tmp_path, monkeypatch, capsys, whole):
+    """All frames of a small one, places of a large one, which is told."""
+    monkeypatch.setattr(seal, "WHOLE", whole)
+    shutil.copytree(made, tmp_path / "at")
+    file = tmp_path / "at" / "own" / "features" / "a.safetensors"
+    sample = SimpleNamespace(features=read_header(file))
+    before = seal.digest_of_features([sample])
+    FEATURES(tmp_path / "at")
+    assert seal.digest_of_features([sample]) != before
+    assert ("places of each file" in capsys.readouterr().err) == (whole == 0)
 
 
 def test_a_changed_threshold_is_told(made, tmp_path):
