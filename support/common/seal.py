@@ -93,17 +93,19 @@ def digest_of_samples(samples: Sequence, frames: bool = False) -> str:
     return f"{len(samples)} of hash {hashed.hexdigest()[:16]}"
 
 
-def digest_of_features(samples: Sequence) -> str:
-    """Of the marks of the features of samples: of all frames, if their files have at most WHOLE
-    bytes together; of a larger set, of places in each file.
+def digest_of_features(samples: Sequence, every_frame: bool = False) -> str:
+    """Of the features of samples: of places in their files.
+
+    every_frame     of all frames, if their files have at most WHOLE bytes together. BadData if one of
+                    them is damaged: made whole again, it would be another one
     """
     files = {sample.features.path: sample.features for sample in samples if sample.features}
-    if sum(path.stat().st_size for path in files) <= WHOLE:
-        marks = {path: features.mark() for path, features in files.items()}
-    else:
+    if every_frame and sum(path.stat().st_size for path in files) > WHOLE:
+        every_frame = False
         say_as_one(f"more than {WHOLE / 1e9:g} GB of features: that they stay the same while a run is "
                    f"interrupted is seen in {PLACES} places of each file")
-        marks = {path: digest_of_places(path) for path in files}
+    marks = {path: features.mark() if every_frame else digest_of_places(path)
+             for path, features in files.items()}
     of_samples = [marks[sample.features.path] if sample.features else None for sample in samples]
     return f"{len(samples)} of hash {digest_of(str(of_samples))[:16]}"
 
@@ -149,12 +151,15 @@ def digest_of_file(path: str | Path) -> str:
 
 
 def digest_of_places(path: Path) -> str:
-    """Of a file's size and PLACES from its first to its last bytes."""
-    size = path.stat().st_size
+    """Of the size of a file of features and PLACES from its first to its last numbers."""
+    start = 0
     checksum = 0
     with open(path, "rb") as file:
+        if path.suffix == ".safetensors":       # what it says of itself does not matter
+            start = 8 + int.from_bytes(file.read(8), "little")
+        size = path.stat().st_size - start
         for i in range(PLACES):
-            file.seek(i * max(0, size - 4096) // (PLACES - 1))
+            file.seek(start + i * max(0, size - 4096) // (PLACES - 1))
             checksum = crc32(file.read(4096), checksum)
     return f"{size} bytes, {checksum:08x}"
 
