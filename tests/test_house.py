@@ -114,7 +114,7 @@ def test_every_file_says_what_it_is(path):
 # folding two thoughts into one line. A commit that needs more raises the number, and says why.
 BUDGET = {
     "the six files": 15_150,                   # each of them is its script
-    "support": 32_300,                         # trials of models, marks over all bytes
+    "support": 32_350,                         # trials of models, marks over all bytes
     "beyond": 10,                              # a line on what it is
     "beyond/baselines": 4_900,
     "beyond/commands": 11_800,                 # options that say what they need
@@ -124,7 +124,7 @@ BUDGET = {
     "docs": 3_950,
     "toy": 10_500,
 }
-WHOLE = 100_600
+WHOLE = 100_700
 
 
 def test_no_room_is_larger_than_its_budget():
