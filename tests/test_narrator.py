@@ -18,6 +18,7 @@ from support.engine.frozen import load_tokenizer
 from support.engine.lora import LoRALinear, add_lora
 from support.engine.registry import make_config
 from support.engine.first_weights import start_memory
+from support.engine.pictures import letterbox
 from test_commands import outcome
 
 # ------------------------------------------------------------------ layout
@@ -300,7 +301,7 @@ def test_other_vision_models_are_refused(tmp_path):
 
 def test_letterbox_keeps_the_aspect_ratio():
     frames = torch.ones(2, 30, 60, 3)
-    square = nar.letterbox(frames, 20)
+    square = letterbox(frames, 20)
     assert square.shape == (2, 3, 20, 20)
     assert square[:, :, 5:15].min() == 1
     assert square[:, :, :5].max() == 0
