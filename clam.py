@@ -139,7 +139,8 @@ class CLAM(nn.Module):
         self-attention's in_proj is Xavier.
 
         A gate bias of 0 halves the state at every token, so a frame is forgotten within the next
-        one. Training has to learn slower decay. (support/engine/first_weights.py has another start.)
+        one. Training has to learn slower decay. (support/engine/first_weights.py has another
+        start.)
         """
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
@@ -278,8 +279,8 @@ class CLAM(nn.Module):
         read_at: Tensor,
         state: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Training: the tokens before each read-out are one piece, a long one several (`in_pieces`). What
-        each piece does to the state is computed for all at once, see `absorb`.
+        """Training: the tokens before each read-out are one piece, or several if there are many
+        (`in_pieces`). What each piece does to the state is computed for all at once, see `absorb`.
 
         x [B, L, D], read_at [B, N] -> memory [B, N, M, D], the last state [B, h, c, e].
         """

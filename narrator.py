@@ -159,7 +159,8 @@ class VisionEncoder(nn.Module):
         if frames.dtype != torch.uint8:
             raise BadData(f"pictures are uint8, from 0 to 255, not {frames.dtype}")
         device, dtype = self.model.device, self.model.dtype
-        pixels = pictures.letterbox(frames.to(device).float() / 255, self.image_size)    # [T, 3, S, S]
+        frames = frames.to(device).float() / 255
+        pixels = pictures.letterbox(frames, self.image_size)                    # [T, 3, S, S]
         pixels = (pixels - self.mean) / self.std
         return frame_tokens(self.model, pixels.to(dtype), self.grid)
 
@@ -434,7 +435,8 @@ class Narrator(nn.Module):
     def __init__(self, llm: nn.Module, tokenizer, config: Config):
         super().__init__()
         self.config = config
-        self.by_segments = family.check_family(llm)         # its attention takes what `run` hands it
+        # whether its attention takes segments in place of a mask
+        self.by_segments = family.check_family(llm)
         self.cache_name = family.name_of_cache(llm.model)
         self.llm = llm.requires_grad_(False)
         hidden = llm.config.hidden_size             # D_lm

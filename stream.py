@@ -24,8 +24,9 @@ Glossary (paper: here)
 position counter. Frames, segments and positions are counted from 0 here, from 1 in the paper. The
 baseline VideoLLM-online (nothing pruned, no memory) is the same loop with `prune` off.
 
-Every command that streams runs this loop. Subclasses of `Context` make it faster (beyond/streams/ahead.py:
-several frames, or words, in one pass of the language model) and endless (beyond/streams/bounds.py).
+Every command that streams runs this loop. Subclasses of `Context` make it faster
+(beyond/streams/ahead.py: several frames, or words, in one pass of the language model) and endless
+(beyond/streams/bounds.py).
 """
 from __future__ import annotations
 
