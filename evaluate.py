@@ -34,7 +34,7 @@ import narrator as nar
 from data import Sample
 from stream import Cache, Context, narrate
 from support.common.errors import BadData
-from support.common.java import java_problem, run_meteor
+from support.common.java import run_meteor
 from support.common.processes import in_shares, my_share
 from support.common.progress import progress, say
 from support.files.sentences import NarratedVideo, Sentence
@@ -130,11 +130,12 @@ class Evaluation(NamedTuple):
 def evaluate(
     truths: dict[str, NarratedVideo],
     predictions: dict[str, list[Sentence]],
+    with_meteor: bool = False,
 ) -> Evaluation:
     """All measures of a set of videos.
 
     Temporal alignment and pace (Fig. 9) are means over videos. Captions are scored over the pairs of
-    all videos; METEOR is None where it cannot be computed. As in the authors' code, a video without
+    all videos; METEOR (`meteor`) is None where it is not. As in the authors' code, a video without
     any true narration is left out; BadData if no video is left.
     """
     each = {}
@@ -150,7 +151,7 @@ def evaluate(
     texts = []                              # of all pairs: the true sentence, the predicted one
     for matched in pairs.values():
         texts += [(sentence.text, text) for sentence, text in matched]
-    corpus, captions = caption_scores(texts, with_meteor=java_problem() is None)
+    corpus, captions = caption_scores(texts, with_meteor)
 
     result = {
         "videos": len(pairs),
@@ -269,15 +270,9 @@ def cider(pairs: list[Pair]) -> list[float]:
     for true, _ in pairs:
         for n in N_GRAMS:
             true_sentences_with.update(ngrams(true.split(), n).keys())
-
-    def weights(grams: Counter) -> dict[tuple, float]:
-        weight_of = {}
-        for gram, count in grams.items():
-            # an n-gram that no true sentence has is weighted as if one had it
-            sentences = max(1, true_sentences_with[gram])
-            rarity = log(len(pairs)) - log(sentences)
-            weight_of[gram] = count * rarity
-        return weight_of
+    rarity = {gram: log(len(pairs)) - log(sentences)
+              for gram, sentences in true_sentences_with.items()}
+    rarest = log(len(pairs))        # an n-gram that no true sentence has is as one that one has
 
     scores = []
     for true, predicted in pairs:
@@ -285,8 +280,8 @@ def cider(pairs: list[Pair]) -> list[float]:
         predicted_counts = [ngrams(predicted.split(), n) for n in N_GRAMS]
         cosines = []
         for true_grams, predicted_grams in zip(true_counts, predicted_counts):
-            r = weights(true_grams)
-            s = weights(predicted_grams)
+            r = {gram: count * rarity[gram] for gram, count in true_grams.items()}
+            s = {gram: count * rarity.get(gram, rarest) for gram, count in predicted_grams.items()}
             product = 0.0
             # min: no gain from repeating an n-gram more often than the true sentence has it
             for gram in s:

@@ -58,15 +58,10 @@ class Cache(KeysAndValues):
     """
     tokens: Tokens = field(default_factory=Tokens)
 
-    @property
-    def visual(self) -> int:
-        """Length of C^vid."""
-        return self.tokens.kind.count(VISUAL)
-
-    @property
-    def text(self) -> int:
-        """Length of C^nar, the prompt included."""
-        return len(self.tokens.kind) - self.visual
+    def lengths(self) -> tuple[int, int]:
+        """Tokens of C^nar, the prompt included, and of C^vid."""
+        visual = self.tokens.kind.count(VISUAL)
+        return len(self.tokens.kind) - visual, visual
 
     def bytes(self) -> int:
         """Size of the keys and values in all layers [bytes]."""
@@ -289,7 +284,7 @@ def narrate(
             narration, pruned = end_segment(c, t, words)                # lines 14-19
         c.frame = t + 1                     # frame t is done: from here on, the stream can be saved
         yield Decision(t, c.p_skip, c.theta, tokens, narration, pruned,
-                       c.position, c.cache.text, c.cache.visual)
+                       c.position, *c.cache.lengths())
 
     # As in the authors' code, the last frame narrates whatever p([SKIP]) is, unless it just has.
     # `next_tokens` is there after each narration, and before the first frame.
@@ -297,7 +292,7 @@ def narrate(
         t = c.frame - 1
         narration, pruned = end_segment(c, t)
         yield Decision(t, c.p_skip, c.theta, Tokens(), narration, pruned,
-                       c.position, c.cache.text, c.cache.visual)
+                       c.position, *c.cache.lengths())
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ tokens, positions = c.cache.tokens, c.positions
 c.discard(now=c.segment + 1)                                            # line 18
 print(f'\n2. One segment by hand: frames 1 to {t}, narrated "{layout.decode(y1)}"\n{LEGEND}')
 print_tokens(layout, tokens, {"at position": positions, "after line 18": c.after})
-assert c.cache.visual == 0 and c.position == 1 + positions[-1] and t / config.fps <= 4
+assert c.cache.lengths()[1] == 0 and c.position == 1 + positions[-1] and t / config.fps <= 4
 
 # %% 3. Training is streaming (§3.5, Fig. 4)
 # The stream goes on: frame t + 1 opens segment 2, and its last token sees what is in the cache.

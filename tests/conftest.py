@@ -34,8 +34,7 @@ def no_loss_curves():
 @pytest.fixture
 def no_java(monkeypatch):
     """METEOR takes seconds to start; test_captions.py tests it once."""
-    import evaluate
-    monkeypatch.setattr(evaluate, "java_problem", lambda: "needs Java")
+    monkeypatch.setattr("support.common.java.java_problem", lambda: "needs Java")
 
 
 def pytest_addoption(parser):

@@ -15,6 +15,7 @@ import narrator as nar
 from beyond.baselines import context_class
 from beyond.streams.bounds import open_stream, tell_of_positions
 from beyond.training.delays import course_of, means_of_courses
+from support.common import java
 from support.common.devices import device_and_dtype, rank
 from support.common.disk import check_apart, check_writable, file_name, write_json
 from support.common.errors import BadData, command_line
@@ -90,7 +91,8 @@ def add_words_of_toy(truths: dict[str, NarratedVideo], path: Path) -> None:
 def measures_of(truths: dict[str, NarratedVideo],
                 predictions: dict[str, list[Sentence]]) -> Measured:
     """All measures, those of long streams, and the toy's own of its sentences."""
-    result, each, pairs = evaluate.evaluate(truths, predictions)
+    with_meteor = java.java_problem() is None
+    result, each, pairs = evaluate.evaluate(truths, predictions, with_meteor)
     courses = {name: course_of(truths[name], predictions[name]) for name in each}
     result |= means_of_courses(list(courses.values()))
     for name, course in courses.items():
@@ -125,8 +127,8 @@ def print_measures(args: argparse.Namespace, result: dict, each: dict[str, dict]
     if result.get("without_truth"):
         print(f"left out: {result['without_truth']} videos without a true narration",
               file=sys.stderr)
-    if "meteor" in result and evaluate.java_problem():
-        print(f"METEOR is not computed: {evaluate.java_problem()}", file=sys.stderr)
+    if "meteor" in result and java.java_problem():
+        print(f"METEOR is not computed: {java.java_problem()}", file=sys.stderr)
     if groups:
         result = result | {"by_duration": groups}
     if args.json:

@@ -186,14 +186,15 @@ class NarratedInput:
         name = f"{self.given.name}: " if self.given.name else ""
         rate = (count - self.first_frame) / (time.perf_counter() - began)
         cache = self.context.cache
+        text, visual = cache.lengths()
         frames = counted(count, "frame")
         narrations = counted(self.context.segment, "narration")
         restarts = ""
         if self.context.restarts:
             restarts = ", " + counted(self.context.restarts, "restart")
         say(f"{name}{frames}, {narrations}{restarts}, "
-            f"{rate:.1f} frames/s; cache at most {self.peak} tokens, now {cache.text} text + "
-            f"{cache.visual} visual = {cache.bytes() / 1e6:.2f} MB")
+            f"{rate:.1f} frames/s; cache at most {self.peak} tokens, now {text} text + "
+            f"{visual} visual = {cache.bytes() / 1e6:.2f} MB")
         if self.video is not None:
             self.video.report()
 

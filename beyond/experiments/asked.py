@@ -31,6 +31,7 @@ import torch
 import evaluate
 from beyond.commands.evaluate_command import samples_of
 from data import FPS
+from support.common import java
 from support.common.devices import device_and_dtype
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
@@ -148,7 +149,7 @@ def score_summaries(truth: dict[str, list[str]], summaries: dict[str, str]) -> d
         pairs += [(reference, summaries[name]) for reference in references]
     if not pairs:
         raise BadData("there is nothing to score: no video has a reference")
-    _, scores = evaluate.caption_scores(pairs, evaluate.java_problem() is None)
+    _, scores = evaluate.caption_scores(pairs, java.java_problem() is None)
 
     measures = {"videos": len(places), "references": len(pairs)}
     for measure, of_pairs in scores.items():

@@ -76,7 +76,7 @@ def test_several_references(monkeypatch):
     """CIDEr: the mean; ROUGE-L and METEOR: the best of a video's references. A video without any
     reference is left out."""
     truth = {"a": ["a b c d", "e f"], "b": ["x y", "x z"], "c": []}
-    monkeypatch.setattr(evaluate, "java_problem", lambda: None)
+    monkeypatch.setattr("support.common.java.java_problem", lambda: None)
     monkeypatch.setattr(evaluate, "meteor", lambda pairs: ([0.5, 0.25, 0, 1], 0.3))
     result = asked.score_summaries(truth, {"a": "a b c d", "b": "x z", "c": "q"})
     pairs = [("a b c d", "a b c d"), ("e f", "a b c d"), ("x y", "x z"), ("x z", "x z")]

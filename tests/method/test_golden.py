@@ -16,6 +16,7 @@ import evaluate
 import narrator as nar
 import stream
 from beyond.commands import evaluate_command, stream_command
+from support.common import java
 from helpers import ROOT, published, published_mask
 
 FILES = ROOT / "tests" / "golden"
@@ -287,7 +288,7 @@ def test_matching(tmp_path, monkeypatch, capsys):
 def test_caption_scores():
     case = read("scores", "scorers_pairs.json")
     pairs = [(pair["gt"], pair["pred"]) for pair in case["pairs"]]
-    corpus, each = evaluate.caption_scores(pairs, evaluate.java_problem() is None)
+    corpus, each = evaluate.caption_scores(pairs, java.java_problem() is None)
     for published_name, name in NAMES.items():
         if name in corpus:
             assert corpus[name] == pytest.approx(case["corpus"][published_name], abs=1e-6), name
