@@ -1,14 +1,11 @@
-"""Chromium in tests, by its DevTools protocol over two pipes (--remote-debugging-pipe): no driver,
-no port.
+"""Chromium in tests, by its DevTools protocol over two pipes: no driver, no port.
 
 As a command, it takes a picture of a page, as wide as the README shows it well:
 
     python tests/browser.py docs/kitchen.html#t=48.1 docs/player.png
 """
-import fcntl
 import json
 import os
-import select
 import shutil
 import subprocess
 import sys
@@ -28,9 +25,6 @@ FLAGS = ("--headless --no-sandbox --remote-debugging-pipe --no-first-run "
          "--disable-quic --disable-gpu --mute-audio --hide-scrollbars "
          "--autoplay-policy=no-user-gesture-required --force-color-profile=srgb").split()
 README_SIZE = 1180, 1400                     # of a window whose picture the README shows, pixels
-# Chromium reads commands from 3 and writes answers to 4
-LAUNCH = ("import os; from sys import argv; "
-          "os.dup2(int(argv[1]), 3), os.dup2(int(argv[2]), 4), os.execv(argv[3], argv[3:])")
 
 
 class Gone(Exception):
@@ -38,23 +32,19 @@ class Gone(Exception):
 
 
 class Browser:
-    """One Chromium with a profile of its own.
-
-    Events that come while it waits for an answer are kept by tab.
-    """
+    """One Chromium with a profile of its own. Events that come before an answer are kept by tab."""
 
     def __enter__(self):
         self.profile = tempfile.mkdtemp()
-        commands, self.out = os.pipe()               # Chromium reads `commands`,
-        self.come, answers = os.pipe()               # and writes `answers`
-        # high numbers, so that LAUNCH does not overwrite one of them by 3 or 4
-        high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20) for end in (commands, answers)]
+        commands, self.out = os.pipe()
+        self.come, answers = os.pipe()
+        # it reads commands from 3 and writes answers to 4
+        launch = f'exec "$@" <&{commands} >&{answers} 3<&0 4>&1 </dev/null >/dev/null'
         words = [CHROMIUM, *FLAGS, f"--user-data-dir={self.profile}", "about:blank"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCH, *map(str, high), *words], pass_fds=high,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for end in (commands, answers, *high):
-            os.close(end)
+        self.process = subprocess.Popen(["bash", "-c", launch, "-", *words],
+                                        pass_fds=(commands, answers), stderr=subprocess.DEVNULL)
+        os.close(commands)
+        os.close(answers)
         self.number = 0                              # of the last command
         self.rest = b""                              # bytes after the last message
         self.tabs = {}                               # session -> Tab
@@ -67,22 +57,14 @@ class Browser:
         os.close(self.come)
         shutil.rmtree(self.profile, ignore_errors=True)
 
-    def read(self, seconds: float):
-        """One message, or None."""
-        deadline = time.monotonic() + seconds
+    def read(self) -> dict:
+        """The next message: an answer or an event."""
         while b"\0" not in self.rest:
-            left = max(0, deadline - time.monotonic())
-            readable, _, _ = select.select([self.come], [], [], left)
-            if not readable:
-                return None
             piece = os.read(self.come, 1 << 20)
             assert piece, "Chromium has ended"
             self.rest += piece
         message, self.rest = self.rest.split(b"\0", 1)
-        message = json.loads(message)
-        if "method" in message and message.get("sessionId") in self.tabs:
-            self.tabs[message["sessionId"]].events.append(message)
-        return message
+        return json.loads(message)
 
     def ask(self, method: str, session: str | None = None, **parameters):
         """Send a command, and wait for its result."""
@@ -93,15 +75,13 @@ class Browser:
         data = json.dumps(message).encode() + b"\0"
         while data:
             data = data[os.write(self.out, data):]
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            answer = self.read(deadline - time.monotonic())
-            if answer and answer.get("id") == self.number:
-                if "navigated" in answer.get("error", {}).get("message", ""):
-                    raise Gone
-                assert "error" not in answer, (method, answer["error"])
-                return answer["result"]
-        raise TimeoutError(method)
+        while (answer := self.read()).get("id") != self.number:
+            if answer.get("sessionId") in self.tabs:
+                self.tabs[answer["sessionId"]].events.append(answer)
+        if "navigated" in answer.get("error", {}).get("message", ""):
+            raise Gone
+        assert "error" not in answer, (method, answer["error"])
+        return answer["result"]
 
     def tab(self, url: str, width: int = 1280, height: int = 800):
         """A new tab with a loaded page, on which nothing moves by itself."""
@@ -116,7 +96,8 @@ class Browser:
         tab.ask("Emulation.setEmulatedMedia",
                 features=[{"name": "prefers-color-scheme", "value": "light"},
                           {"name": "prefers-reduced-motion", "value": "reduce"}])
-        tab.open(url)
+        tab.ask("Page.navigate", url=url)
+        tab.wait("document.readyState !== 'loading'")
         return tab
 
     def close_tabs(self):
@@ -134,10 +115,6 @@ class Tab:
 
     def ask(self, method: str, **parameters):
         return self.browser.ask(method, self.session, **parameters)
-
-    def open(self, url: str):
-        self.ask("Page.navigate", url=url)
-        self.wait("document.readyState !== 'loading'")
 
     def js(self, expression: str):
         """The value of an expression; a promise is awaited."""
@@ -188,9 +165,9 @@ class Tab:
 
     def requests(self) -> list[str]:
         """The addresses that the page has asked for."""
-        self.js("1")
         return [event["params"]["request"]["url"] for event in self.events
                 if event["method"] == "Network.requestWillBeSent"]
+
 
 def main():
     page, picture = sys.argv[1:]

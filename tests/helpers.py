@@ -16,7 +16,6 @@ import transformers
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import narrator as nar
 import stream
@@ -91,12 +90,9 @@ def run_together(*lines, folders=None) -> list[tuple[int, list[str]]]:
     return [process.end() for process in start_together(*lines, folders=folders)]
 
 
-def grouped(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+def grouped(dtype: torch.dtype = torch.float32) -> nn.Module:
     """A small Llama with grouped-query attention: four heads of queries, two of keys."""
-    torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=640, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-                         num_attention_heads=4, num_key_value_heads=2, attn_implementation="sdpa")
-    llm = LlamaForCausalLM(config)
+    llm = small("Llama")
     # buffers are not converted: with from_pretrained, too, rotations are in float32
     for parameter in llm.parameters():
         parameter.data = parameter.data.to(dtype)
@@ -218,8 +214,7 @@ def published_mask(model: nar.Narrator, ids: list[int]):
 
 
 class Sizes(TorchDispatchMode):
-    """Within it, `largest` is the number of elements of the largest tensor that was made (meta
-    tensors aside)."""
+    """Within it, `largest` is the number of elements of the largest tensor made (not meta)."""
     largest = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -243,9 +238,7 @@ def narrate(model, frames, static=False, given=None, context=None, **options):
 
 
 def record(model) -> list[torch.Tensor]:
-    """A list that gets the logits of all tokens that go through the language model from now on,
-    until `del model.run`.
-    """
+    """A list that gets the logits of all tokens from now on, until `del model.run`."""
     logits = []
     run = model.run
 
@@ -280,9 +273,7 @@ def lively(llm=None, seed=0, frames=30, **changes):
 
 
 def row_of(step) -> tuple:
-    """What must be equal in two streams: frame, ids that were fed, ids of the narration, counter,
-    lengths of the cache, number of pruned tokens.
-    """
+    """Frame, ids fed, ids of the narration, counter, lengths of the cache, tokens pruned."""
     ids = step.narration and step.narration.tokens
     return (step.frame, step.fed.ids, ids, step.position, step.text_tokens, step.visual_tokens,
             step.pruned)
@@ -312,6 +303,12 @@ def golden_data(name: str, root: Path) -> Path:
     shutil.copytree(kept, root, ignore=shutil.ignore_patterns("*.safetensors"))
     save_features(root, load_file(kept / "features.safetensors"))
     return root
+
+
+def resident_bytes() -> int:
+    """What this process holds in memory, on Linux."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def copy_packets(source: Path, target: Path) -> None:

@@ -27,6 +27,7 @@ from support.engine.registry import NARRATORS
 from support.files.video import write_video
 
 NONSENSE = "-1"                                  # the types themselves are tested in test_common.py
+VISION = f"--vision {TOY / 'vision'}"
 # Each command with arguments that work, and quickly, in the folder of the fixture `world`.
 COMMANDS = [
     "stream.py x.safetensors --device cpu",
@@ -34,7 +35,7 @@ COMMANDS = [
     "evaluate.py stream --data toy --root toys --limit 1 --device cpu",
     "data.py stats --data toy --root toys",
     "data.py toy --seed 1 --minutes 0.02 --output new.mp4",
-    f"data.py encode toys/a.mp4 --vision {TOY / 'vision'} --output features --device cpu",
+    f"data.py encode toys/a.mp4 {VISION} --output features --device cpu",
     "train.py --data ek100 --root nowhere --device cpu",
     "narrator.py",
     "-m beyond.experiments.cost stream --frames 4 --variants FlowNar --device cpu",
@@ -43,18 +44,34 @@ COMMANDS = [
 ]
 # An input that is missing, an output that cannot be written, a model that is not there.
 CANNOT_WORK = [
-    "evaluate.py stream --data toy --root nowhere",
-    "evaluate.py stream --data toys",
-    "evaluate.py stream --data toy --output p.json/new",
-    "evaluate.py teacher --data toy --per-video p.json/new.json",
-    "evaluate.py stream --data toy --model toys",
-    "evaluate.py score --pred p.json --gt p.json --per-video p.json",
-    "train.py --data toy --output p.json/new",
-    "train.py --data toy --output new --vision ./nowhere",
-    "train.py --data toy --output new --look nowhere",
-    "data.py encode nowhere.mp4 --output new",
-    "data.py encode toys/a.mp4 --output p.json/new",
-    "data.py encode toys/a.mp4 --output new",
+    ("evaluate.py stream --data toy --root nowhere", "nowhere: no such folder; make some"),
+    ("evaluate.py stream --data toys", "toys: none of its 1 videos is for val"),
+    ("evaluate.py stream --data toy --output p.json/new", "cannot be written"),
+    ("evaluate.py teacher --data toy --per-video p.json/new.json", "cannot be written"),
+    ("evaluate.py stream --data toy --model toys", "toys/adapter_config.json: cannot be read"),
+    ("evaluate.py score --pred p.json --gt p.json --per-video p.json", "is given twice"),
+    ("train.py --data toy --output p.json/new", "cannot be written"),
+    ("train.py --data toy --output new --vision ./nowhere", "there is no such folder"),
+    ("train.py --data toy --output new --look nowhere", "nowhere: no such file"),
+    (f"data.py encode nowhere.mp4 --output new {VISION}", "nowhere.mp4: No such file"),
+    (f"data.py encode toys/a.mp4 --output p.json/new {VISION}", "cannot be written"),
+    ("data.py encode toys/a.mp4 --output new", "cannot be loaded"),
+    ("stream.py missing.mp4", "missing.mp4: no such file"),
+    ("stream.py toys/a.mp4 --jsonl toys/a.mp4/n.jsonl", "a.mp4/n.jsonl: cannot be written"),
+    ("stream.py toys/a.mp4 --state .", "'.' is a folder"),
+    ("stream.py toys/a.mp4 --vtt hard_link", "hard_link: is given twice"),
+    ("stream.py toys/a.mp4 ./toys/a.mp4", "several inputs are called a; rename one of them"),
+    # x's trace and the JSONL of x.trace would be one file
+    ("stream.py x.safetensors x.trace.safetensors --jsonl out --trace out", "is given twice"),
+    ("stream.py toys/a.mp4 --live", "a.mp4: --live is for what comes as it happens"),
+    ("stream.py toys/a.mp4 --model nowhere", "model 'nowhere' cannot be loaded"),
+    ("stream.py toys/a.mp4 --vision a/nowhere", "vision model 'a/nowhere' cannot be loaded"),
+    ("stream.py toys/a.mp4 x.safetensors --serve", "--serve shows one input"),
+    ("stream.py toys/a.mp4 --html p.html --state s", "would be a page of what came after"),
+    ("stream.py toys/a.mp4 --serve --state s", "--serve with --state needs --jsonl FILE"),
+    ("stream.py lavfi:testsrc --lookahead 2", "are for recordings; lavfi:testsrc is live"),
+    ("stream.py lavfi:testsrc camera", "start a process for each"),
+    ("stream.py toys/a.mp4 http://u:SECRET@127.0.0.1/a.mp4", "http://127.0.0.1/...: is no file"),
 ]
 # A command, and what an option can need that it has not.
 LACKS = [
@@ -139,6 +156,7 @@ def world(tmp_path, monkeypatch, no_java):
     save_file({"x": torch.randn(3, 10, 128)}, "x.safetensors")
     (tmp_path / "toys").mkdir()
     data_command.write_toy(1, 0.02, tmp_path / "toys" / "a.mp4")
+    os.link("toys/a.mp4", "hard_link")
     row = {"start": 0.0, "end": 1.0, "text": "You look."}
     (tmp_path / "s.jsonl").write_text(json.dumps(row))
     for name in ("p.json", "g.json"):
@@ -177,14 +195,17 @@ def test_nonsense_is_refused_in_one_line(line, world):
     assert re.fullmatch(r".* error: unrecognized arguments: --nonsense; see --help\n", err)
 
 
-@pytest.mark.parametrize("line", CANNOT_WORK)
-def test_what_cannot_work_is_refused_before_anything_is_loaded(line, world, no_model):
-    """One error, and no new file."""
-    before = sorted(world.rglob("*"))
-    code, err = call(*module_and_arguments(line.split()))
-    assert code == 1
-    assert sum(line.startswith("error: ") for line in err.splitlines()) == 1, err
-    assert sorted(world.rglob("*")) == before
+@pytest.mark.parametrize("line, message", CANNOT_WORK)
+def test_what_cannot_work_is_refused_before_anything_is_loaded(line, message, world, no_model):
+    """One error, and no new file, nor a folder for outputs."""
+    words = line.split()
+    if words[0] == "stream.py":
+        words += ["--srt", "new/folder/n.srt", "--device", "cpu"]
+    before = {file: file.is_file() and file.read_bytes() for file in world.rglob("*")}
+    code, err = call(*module_and_arguments(words))
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert code == 1 and len(errors) == 1 and message in errors[0], err
+    assert {file: file.is_file() and file.read_bytes() for file in world.rglob("*")} == before
 
 
 @pytest.mark.parametrize("line, lacks", LACKS, ids=str)

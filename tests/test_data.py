@@ -24,9 +24,6 @@ from toy import world
 from toy.files import toy_samples
 
 
-# ---------------------------------------------------------------------- samples
-
-
 def memory_words(sample):
     """Of each true sentence of a toy video."""
     return [sentence.memory_words for sentences in sample.annotators for sentence in sentences]
@@ -45,9 +42,7 @@ def write_toy(path, seed=5, minutes=0.1):
 
 
 def test_toy_videos_on_disk(tmp_path):
-    """Those of the split's folder, if there is one. The pictures are lossy, but each is closest to
-    that of the same frame.
-    """
+    """The pictures are lossy, but each is closest to that of the same frame."""
     (tmp_path / "test").mkdir()
     for name in ("b", "a", "test/c"):
         write_toy(tmp_path / f"{name}.mp4")
@@ -61,12 +56,11 @@ def test_toy_videos_on_disk(tmp_path):
     assert sample.narrations == [(n.frame, n.text) for n in kitchen.narrations]
     assert memory_words(sample) == [n.memory_words for n in kitchen.narrations]
     assert (sample.fps, sample.num_frames, sample.duration) == (2, len(kitchen), len(kitchen) / 2)
-    rendered = [kitchen.render(frame).astype(int) for frame in range(len(kitchen))]
-    read = list(sample.frames())
-    differences = [np.abs(a - b).mean() for a, b in zip(read, rendered, strict=True)]
-    shifted = [np.abs(a - b).mean() for a, b in zip(read[1:], rendered)]
-    assert max(differences) < 12
-    assert np.mean(differences) < np.mean(shifted)
+    rendered = np.stack([kitchen.render(frame).astype(int) for frame in range(len(kitchen))])
+    read = np.stack(list(sample.frames()))
+    differences = np.abs(read - rendered).mean((1, 2, 3))
+    assert differences.max() < 12
+    assert differences.mean() < np.abs(read[1:] - rendered[:-1]).mean()
 
 
 GOOD = {"video": "v.mp4", "fps": 2, "duration": 10,
@@ -101,19 +95,17 @@ def test_ground_truth_that_lacks_its_video(tmp_path):
         list(sample.frames())
 
 
-@pytest.mark.parametrize("max_frames, narrations, frames", [
-    (20, 4, 20), (19, 4, 18), (17, 3, 13), (1, 1, 1),
-])
-def test_shorten(tmp_path, max_frames, narrations, frames):
+def test_shorten(tmp_path):
     """At most so many frames, up to the last narration that fits: those of frames 0, 5, 12, 17."""
     rows = [{"time": time, "text": "x", "memory": ["x"]} for time in (0.5, 3, 6.5, 9)]
     sample = described(tmp_path, narrations=rows)
     pictures = (np.full((32, 48, 3), 10 * k, np.uint8) for k in range(20))
     write_video(tmp_path / "v.mp4", pictures, 2)
-    short = data.shorten(sample, max_frames)
-    assert len(short.narrations) == len(memory_words(short)) == narrations
-    assert (short.num_frames, short.duration) == (frames, 10)
-    assert [round(picture.mean() / 10) for picture in short.frames()] == list(range(frames))
+    for max_frames, narrations, frames in ((20, 4, 20), (19, 4, 18), (17, 3, 13), (1, 1, 1)):
+        short = data.shorten(sample, max_frames)
+        assert len(short.narrations) == len(memory_words(short)) == narrations
+        assert (short.num_frames, short.duration) == (frames, 10)
+        assert [round(picture.mean() / 10) for picture in short.frames()] == list(range(frames))
 
 
 @pytest.mark.parametrize("name, settings, message", [
@@ -136,9 +128,6 @@ def test_data_sets_that_cannot_be_loaded(tmp_path, monkeypatch, name, settings, 
             toy_samples(**settings)
         else:
             data.load_dataset(name, **settings)
-
-
-# ---------------------------------------------------------------------- encode
 
 
 @pytest.fixture(scope="module")
@@ -172,19 +161,17 @@ def test_encode_is_what_streaming_sees(videos, tmp_path, monkeypatch):
     encode(videos, folder, "--batch", "7")
     assert first.stat().st_mtime_ns == time
     vision = VisionEncoder(str(TOY / "vision"))
-    store = Store(tmp_path, {})
     for video, file in zip(videos, files):
         tokens = [vision(torch.from_numpy(picture)[None]) for picture in Video(video, 2.0)]
         x = torch.cat(tokens)                  # [T, J, D]
-        assert store.find(file.stem).duration == len(x) / 2
-        assert torch.allclose(store.find(file.stem).read(0, len(x)), x, atol=0.02, rtol=0.02)
+        found = Store(tmp_path, {}).find(file.stem)
+        assert found.duration == len(x) / 2
+        assert torch.allclose(found.read(0, len(x)), x, atol=0.02, rtol=0.02)
         assert load_file(file)["features"].dtype == torch.bfloat16
 
 
 def test_what_is_already_in_the_folder(videos, tmp_path):
-    """Features of other settings and files of other programs are not replaced: refused at once, in
-    one line. Those of another video: test_marks.py.
-    """
+    """Features of other settings, files of other programs are refused. Videos: test_marks.py."""
     encode(videos[:1], tmp_path)
     with pytest.raises(BadData, match="was made with .*, here .*; delete it, or choose another"):
         encode(videos[:1], tmp_path, "--fps", "1")
@@ -205,44 +192,37 @@ def test_what_is_already_in_the_folder(videos, tmp_path):
 
 def test_large_pictures_are_scaled_first(tmp_path):
     """To twice what the vision model looks at: that is another picture than the large one."""
-    noise = np.random.default_rng(0)
-    pictures = [noise.integers(0, 256, (300, 400, 3), np.uint8) for _ in range(2)]
+    pictures = np.random.default_rng(0).integers(0, 256, (2, 300, 400, 3), np.uint8)
     write_video(tmp_path / "v.mp4", pictures, 2)
     encode([str(tmp_path / "v.mp4")], tmp_path / "out")
     x = load_file(tmp_path / "out" / "v.safetensors")["features"].float()
     vision = VisionEncoder(str(TOY / "vision"))
-    for largest, is_equal in ((2 * vision.image_size, True), (None, False)):
+    for largest in (2 * vision.image_size, None):
         seen = np.stack(list(Video(tmp_path / "v.mp4", 2.0, largest)))
         expected = vision(torch.from_numpy(seen))
-        assert torch.allclose(x, expected, atol=0.02, rtol=0.02) == is_equal
+        assert torch.allclose(x, expected, atol=0.02, rtol=0.02) == (largest is not None)
 
 
 def test_encoded_videos_are_a_data_set(videos, tmp_path):
-    """Our own features with annotations, up to the last half second: every sample can be read. At
-    another rate, narrations would get the pictures of another time.
-    """
+    """Up to the last half second: every sample can be read. Another rate is refused."""
     encode(videos, tmp_path / "features")
     name = Path(videos[0]).stem
     features = Store(tmp_path, {}).find(name)
     end = features.duration
-    times = {"You look.": 0.1, "You sit.": end - 0.1, "You stand.": end}
-    rows = [{"time": time, "text": text} for text, time in times.items()]
+    rows = [{"time": time, "text": f"You look at {time}."} for time in (0.1, end - 0.1, end)]
     (tmp_path / "annotations").mkdir()
     file = tmp_path / "annotations" / "refined_train_narrations.json"
     file.write_text(json.dumps({name: rows}))
     sample, = data.load_dataset("ek100", tmp_path, "train")
     last = features.frames - 2                # counted from frame 1, with the first narration
     assert [frame for frame, _ in sample.narrations] == [0, last - 1, last]
-    assert sample.num_frames == last + 1
-    assert len(sample.read(0, sample.num_frames)) == sample.num_frames
+    assert len(sample.read(0, sample.num_frames)) == sample.num_frames == last + 1
 
     shutil.rmtree(tmp_path / "features")
     encode(videos[:1], tmp_path / "features", "--fps", "4")
     with pytest.raises(BadData, match="was encoded with 4 frames a second, and 2 are needed"):
         list(data.load_dataset("ek100", tmp_path, "train"))
 
-
-# ---------------------------------------------------------------------- command line
 
 def test_the_command_line_writes_and_counts(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -252,12 +232,10 @@ def test_the_command_line_writes_and_counts(tmp_path, capsys, monkeypatch):
     data_command.run(["stats", "--data", "toy", "--root", str(tmp_path), "--json"])
     stats = json.loads(capsys.readouterr().out.splitlines()[-1])
     content = json.loads((tmp_path / "kitchen.json").read_text())
-    rows = content["narrations"]
+    duration, rows = content["duration"], content["narrations"]
     words = [len(row["text"].split()) for row in rows]
-    assert stats["videos"] == 1
-    assert (stats["length_mean"], stats["length_std"]) == (content["duration"], 0)
-    assert stats["segments_per_video"] == len(rows)
-    assert stats["segment_duration"] == content["duration"] / len(rows)
+    assert (stats["videos"], stats["length_mean"], stats["length_std"]) == (1, duration, 0)
+    assert (stats["segments_per_video"], stats["segment_duration"]) == (len(rows), duration / len(rows))
     assert stats["words_per_narration"] == pytest.approx(np.mean(words))
 
 
@@ -286,16 +264,14 @@ def test_many_videos_resume_and_nothing_else_is_replaced(tmp_path):
         assert (tmp_path / f"{end}.{end}").read_bytes() == b"a holiday"
 
 
-@pytest.mark.parametrize("arguments", ["encode", "encode a.mp4", "encode --data . --output x"])
-def test_usage(arguments):
-    with pytest.raises(SystemExit) as exited:
-        data_command.run(arguments.split())
-    assert exited.value.code == 2
+def test_usage():
+    for arguments in ("encode", "encode a.mp4", "encode --data . --output x"):
+        with pytest.raises(SystemExit, match="2"):
+            data_command.run(arguments.split())
 
 
 def test_features_of_several_vision_models_are_refused(capsys):
-    """By their marks, wherever they lay; without marks, by the last part of their names. How many
-    say nothing is told."""
+    """By their marks; without marks, by the last part of their names. The silent are told."""
     for names, headers in (("siglip /models/siglip dinov2", [{}] * 3),
                            ("a /b/c a", [{"vision_mark": mark} for mark in ("1f", "1f", "2e")])):
         said = [{}, *({"vision": name} | header for name, header in zip(names.split(), headers))]

@@ -15,7 +15,7 @@ import torch
 import evaluate
 import narrator as nar
 from beyond.commands import evaluate_command
-from helpers import run_together, save_features, tiny
+from helpers import save_features, tiny
 from support.common.disk import read_jsonl
 from support.common.options import Parser, model_options, settings_given
 from support.files.sentences import NarratedVideo as Truth, Sentence
@@ -23,6 +23,10 @@ from toy import world
 from toy.words import ToySentence
 from test_data import write_toy
 from test_train import epic
+
+
+pytestmark = pytest.mark.usefixtures("no_java")
+
 
 @pytest.fixture(autouse=True)
 def kept(tmp_path, monkeypatch):
@@ -32,9 +36,7 @@ def kept(tmp_path, monkeypatch):
 
 
 def command(*args, ok=True, main=evaluate_command.main):
-    """Run a command in this process -> its output, parsed with --json. With ok=False: its one line
-    of error.
-    """
+    """Run a command here -> its output, parsed with --json. With ok=False: its line of error."""
     out = io.StringIO()
     err = io.StringIO()
     with (mock.patch("sys.argv", ["command", *map(str, args)]),
@@ -57,11 +59,6 @@ def write(path, content):
     return path
 
 
-pytestmark = pytest.mark.usefixtures("no_java")
-
-
-# ---------------------------------------------------------------------- alignment (App. B.5)
-
 def test_segments_are_chained_and_turned():
     assert evaluate.segments([2, 5, 4], start=1.0).tolist() == [[1, 2], [2, 5], [4, 5]]
     assert evaluate.segments([]).shape == (0, 2)
@@ -71,10 +68,7 @@ def test_segments_are_chained_and_turned():
     [], [Sentence(2, "a")], [Sentence(2, "a"), Sentence(2, "b")], [Sentence(99, "late")],
     [Sentence(5, "a"), Sentence(1, "b")], [Sentence(2, "")]])
 @pytest.mark.parametrize("true", [
-    [Sentence(2, "a")],
-    [Sentence(2, ""), Sentence(2, "b")],
-    [Sentence(3, "a b c"), Sentence(1, "d")],
-])
+    [Sentence(2, "a")], [Sentence(2, ""), Sentence(2, "b")], [Sentence(3, "a b c"), Sentence(1, "d")]])
 def test_edges_give_finite_numbers(true, predicted):
     result, _ = evaluate_command.measures_of({"v": Truth([true])}, {"v": predicted})
     assert all(np.isfinite(value) for value in result.values() if value is not None)
@@ -84,8 +78,8 @@ def test_edges_give_finite_numbers(true, predicted):
 
 
 def test_the_toys_own_measures_by_hand():
-    """Of video v, the first sentence is right, one memory word of two is right in the second, and
-    the third is wrong without memory. Video w has only the first, and its file no memory words.
+    """In v, one memory word of two is right, and the third sentence is wrong without memory. In w
+    there is only the first, and its file has no memory words.
     """
     true = [ToySentence(0.5, "You look."),
             ToySentence(2, "You tap the fridge hiding the red cup.", ("red", "cup")),
@@ -95,13 +89,10 @@ def test_the_toys_own_measures_by_hand():
                  Sentence(4, "You wash the cup.")]
     truths = {"v": Truth([true]), "w": Truth([[Sentence(0.5, "You look.")]])}
     result, each = evaluate_command.measures_of(truths, {"v": predicted, "w": predicted[:1]})
-    assert result["f1"] == 1
-    assert result["exact"] == 0.5
+    assert (result["f1"], result["exact"], result["memory_words"]) == (1, 0.5, 0.5)
     assert result["exact_without_memory"] == pytest.approx(2 / 3)
-    assert result["memory_words"] == 0.5
     assert each["v"]["exact"] == pytest.approx(1 / 3)
-    assert each["w"]["exact"] == 1
-    assert each["w"]["memory_words"] is None
+    assert (each["w"]["exact"], each["w"]["memory_words"]) == (1, None)
 
 
 def test_a_video_without_truth_is_left_out():
@@ -109,16 +100,16 @@ def test_a_video_without_truth_is_left_out():
     truths = {"a": Truth([[Sentence(2, "x")]]), "b": Truth([[]]), "c": Truth([[Sentence(2, "x")]])}
     predictions = {"a": [Sentence(2, "x")], "b": [Sentence(1, "y")], "c": []}
     result, each = evaluate_command.measures_of(truths, predictions)
-    assert set(each) == {"a", "c"}
-    assert (result["videos"], result["without_truth"], result["predicted"]) == (2, 1, 1)
+    assert (set(each), result["videos"]) == ({"a", "c"}, 2)
+    assert (result["without_truth"], result["predicted"]) == (1, 1)
     assert result["precision"] == result["recall"] == result["f1"] == 0.5
     with pytest.raises(evaluate.BadData, match="no video has a true narration"):
         evaluate.evaluate({"b": Truth([[], []])}, {"b": []})
 
 
 def test_pace_by_hand():
-    """Narrations a minute and seconds a segment, predicted and true. Of files, a video lasts from
-    the start to the last true narration (6 s); of streams, what was streamed (30 s).
+    """Narrations a minute and seconds a segment, predicted and true. Of files, a video lasts until
+    the last true narration (6 s); of streams, what was streamed (30 s).
     """
     annotator = [Sentence(4, "x"), Sentence(7, "y")]
     predicted = [Sentence(n, "x") for n in (2, 3, 4)]
@@ -145,8 +136,6 @@ def test_groups_of_length():
         (">= 8 min", ["f", "g"])]
 
 
-# ---------------------------------------------------------------------- score
-
 TRUE = {"a": [{"time": 2.0, "text": "You open the fridge."},
               {"time": 5, "text": "You wash the cup."}]}
 
@@ -155,8 +144,7 @@ def folder_of(path, files):
     """A folder with these files: JSON, or text as it is."""
     path.mkdir()
     for name, content in files.items():
-        text = content if isinstance(content, str) else json.dumps(content)
-        (path / name).write_text(text)
+        (path / name).write_text(content if isinstance(content, str) else json.dumps(content))
     return path
 
 
@@ -170,8 +158,8 @@ CUE = "1\n00:00:00,000 --> 00:00:02,000\nYou open the fridge.\n\n"
     # several annotators
     ({"p.json": TRUE}, {"g.json": {"a": [TRUE["a"], TRUE["a"][:1]]}}, 3),
     # what stream.py writes, and the toy's ground truth
-    ({"a.jsonl": json.dumps(ROW)}, {"a.json": {"video": "a.mp4", "fps": 2, "duration": 4.0,
-                                               "narrations": [{**TRUE["a"][0], "memory": []}]}}, 1),
+    ({"a.jsonl": json.dumps(ROW)},
+     {"a.json": {"fps": 2, "duration": 4.0, "narrations": [TRUE["a"][0] | {"memory": []}]}}, 1),
     # a file for each video, with an object around the narrations
     ({"a.json": {"narrations": TRUE["a"]}, "b.srt": CUE},
      {"a.json": {"narrations": TRUE["a"]}, "b.json": {"narrations": TRUE["a"][:1]}}, 3),
@@ -214,17 +202,13 @@ def test_bad_files_get_one_line(tmp_path, predicted, true, message):
     assert message in command("score", "--pred", pred, "--gt", gt, ok=False)
 
 
-@pytest.mark.parametrize("move, is_told", [
-    (lambda time: 1000 * time, True),           # milliseconds
-    (lambda time: 3600 + time, True),           # the time of day
-    (lambda time: -time, True),
-    (lambda time: 3 + time, False),             # late
-])
-def test_times_of_another_unit_or_origin_are_told(capsys, move, is_told):
+def test_times_of_another_unit_or_origin_are_told(capsys):
+    """In milliseconds, as the time of day, backwards; not 3 s late."""
     true = [Sentence(row["time"], row["text"]) for row in TRUE["a"]]
-    moved = [Sentence(move(sentence.time), sentence.text) for sentence in true]
-    evaluate_command.tell_of_other_times({"a": Truth([true])}, {"a": moved})
-    assert ("1 of 1 videos have no prediction within" in capsys.readouterr().err) == is_told
+    for scale, origin, is_told in ((1000, 0, True), (1, 3600, True), (-1, 0, True), (1, 3, False)):
+        moved = [Sentence(scale * sentence.time + origin, sentence.text) for sentence in true]
+        evaluate_command.tell_of_other_times({"a": Truth([true])}, {"a": moved})
+        assert ("1 of 1 videos have no prediction within" in capsys.readouterr().err) == is_told
 
 
 def test_partial(tmp_path):
@@ -235,8 +219,6 @@ def test_partial(tmp_path):
     scored = command("score", "--pred", pred, "--gt", gt, "--partial", "--json")
     assert (scored["videos"], scored["meteor"]) == (1, None)
 
-
-# ---------------------------------------------------------------------- stream
 
 def test_stream_is_resumable(tmp_path):
     for name in "ab":
@@ -250,12 +232,11 @@ def test_stream_is_resumable(tmp_path):
 
     finished, unfinished = sorted((out / "predictions").iterdir())
     time = finished.stat().st_mtime_ns
-    texts = [json.loads(line)["text"] for line in unfinished.read_text().splitlines()]
+    texts = [row["text"] for row in read_jsonl(unfinished)]
     unfinished.unlink()                        # as if killed before the second video
-    resumed = command(*two_videos, "--output", out)
-    assert resumed["cider"] == first["cider"]
+    assert command(*two_videos, "--output", out)["cider"] == first["cider"]
     assert finished.stat().st_mtime_ns == time
-    assert [json.loads(line)["text"] for line in unfinished.read_text().splitlines()] == texts
+    assert [row["text"] for row in read_jsonl(unfinished)] == texts
 
 
 def test_the_bundled_narrator_is_as_good_as_the_readme_says():
@@ -266,26 +247,8 @@ def test_the_bundled_narrator_is_as_good_as_the_readme_says():
         assert result[measure] >= 0.95, measure
 
 
-def test_stream_in_two_processes(tmp_path):
-    """Three videos on two processes: the result of one process, and each video is narrated once."""
-    epic(tmp_path / "root", videos=3)
-    tiny(width=16, max_new_tokens=5).save(tmp_path / "model")
-    arguments = ("stream", "--data", "ek100", "--root", tmp_path / "root",
-                 "--model", tmp_path / "model", "--per-video")
-    lines = [["evaluate.py", *arguments, tmp_path / f"{process}.json", "--device", "cpu",
-              "--output", tmp_path] for process in (0, 1)]
-    ends = run_together(*lines)
-    assert [code for code, _ in ends] == [0, 0], ends
-    assert len(list((tmp_path / "predictions").iterdir())) == 3
-    command(*arguments, tmp_path / "alone.json")
-    assert (tmp_path / "0.json").read_text() == (tmp_path / "alone.json").read_text()
-    assert not (tmp_path / "1.json").exists()  # the first process has the scores of all
-
-
 def test_annotated_data_sets(tmp_path):
-    """Features instead of pictures. Times count from the start of the video; several annotators are
-    scored together.
-    """
+    """Features instead of pictures. Times count from the start; annotators are scored together."""
     epic(tmp_path / "root")
     tiny(width=16, max_new_tokens=5).save(tmp_path / "model")
     arguments = ("--data", "ek100", "--root", tmp_path / "root", "--model", tmp_path / "model",
@@ -315,11 +278,9 @@ def test_predictions_of_other_settings_or_weights_are_not_taken(tmp_path):
                        "--limit", 1, "--output", tmp_path / "out", "--json", *options, ok=ok)
 
     assert run() == run()
-    refused = run("--dtype", "bfloat16", ok=False)
-    assert "dtype = torch.float32, here torch.bfloat16" in refused
+    assert "float32, here torch.bfloat16" in run("--dtype", "bfloat16", ok=False)
     assert "static = False, here True" in run("--static", ok=False)
     assert "last_k = None, here 3" in run("--last-k", 3, ok=False)
-
     for p in model.trainable().values():
         torch.nn.init.zeros_(p)
     model.save(tmp_path / "model")
@@ -330,27 +291,22 @@ def test_last_k_all():
     """--last-k replaces the value of a FlowNar-C checkpoint; not given, it stays."""
     parser = Parser()
     model_options(parser, nar.Config)
-    for words, expected in (([], {}), (["--last-k", "5"], {"last_k": 5}),
-                            (["--last-k", "all"], {"last_k": None})):
-        assert settings_given(parser.parse_args(words), nar.Config) == expected
+    for words, expected in (("", {}), ("--last-k 5", {"last_k": 5}), ("--last-k all", {"last_k": None})):
+        assert settings_given(parser.parse_args(words.split()), nar.Config) == expected
 
 
-@pytest.mark.parametrize("protocol", ["teacher", "stream"])
-def test_videos_are_grouped_by_their_own_length(tmp_path, protocol):
-    """By the video's length, not by the narrated part of it (5 s here). 8 minutes belong to the
-    last group.
-    """
+def test_videos_are_grouped_by_their_own_length(tmp_path):
+    """Not by the narrated part of it (5 s here). 8 minutes belong to the last group."""
     epic(tmp_path)
     metadata = tmp_path / "features_metadata.json"
     metadata.write_text(metadata.read_text().replace("10.0", "480.0"))
     save_features(tmp_path, {"val_0": torch.zeros(961, 10, 16)})
     tiny(width=16, max_new_tokens=5).save(tmp_path / "model")
-    result = command(protocol, "--data", "ek100", "--root", tmp_path, "--model",
-                     tmp_path / "model", "--limit", 1, "--by-duration", "--json")
-    assert list(result["by_duration"]) == [">= 8 min"]
+    for protocol in ("teacher", "stream"):
+        result = command(protocol, "--data", "ek100", "--root", tmp_path, "--model",
+                         tmp_path / "model", "--limit", 1, "--by-duration", "--json")
+        assert list(result["by_duration"]) == [">= 8 min"]
 
-
-# ---------------------------------------------------------------------- teacher
 
 def test_teacher_command():
     with mock.patch.object(nar.VisionEncoder, "forward", autospec=True,
@@ -358,26 +314,12 @@ def test_teacher_command():
         result = command("teacher", "--data", "toy", "--limit", 1, "--json", "--by-duration")
     pictures = sum(len(call.args[1]) for call in encode.call_args_list)
     assert pictures == len(next(world.kitchens("test", 1)))        # each is encoded once
-    assert result["ppl"] >= 1
-    assert 0 <= result["fluency"] <= 1
-    assert result["by_duration"]
+    assert result["ppl"] >= 1 and 0 <= result["fluency"] <= 1 and result["by_duration"]
     # the bundled narrator's memory is in use
     assert result["tokens_differ"] > 0.1 and result["read_outs_differ"] > 0.1
-
-
-def test_shares_that_differ():
-    """Of random tokens nearly all; 0 where all M tokens, or all read-outs, are the same."""
-    torch.manual_seed(0)
-    memory = torch.randn(50, 10, 64)
-    assert evaluate_command.shares_that_differ(memory) == pytest.approx((0.9, 0.98), abs=0.01)
-    one_token = memory[:, :1].expand(-1, 10, -1)
-    assert evaluate_command.shares_that_differ(one_token) == pytest.approx((0, 0.98), abs=0.01)
-    one_read_out = memory[:1].expand(50, -1, -1)
-    assert evaluate_command.shares_that_differ(one_read_out) == pytest.approx((0.9, 0), abs=0.05)
 
 
 def test_teacher_forcing_needs_a_first_narration(tmp_path):
     write(tmp_path / "a.json", {"video": "a.mp4", "fps": 2, "duration": 4.0,
                                 "narrations": [{"time": 2.0, "text": "You look."}]})
-    message = command("teacher", "--data", "toy", "--root", tmp_path, ok=False)
-    assert "at the first frame" in message
+    assert "at the first frame" in command("teacher", "--data", "toy", "--root", tmp_path, ok=False)

@@ -29,8 +29,7 @@ def number_of(section: str) -> str:
 
 
 def apply(section: str, folder, which: int = 0) -> None:
-    """Make a change of a section, its first or its second one, in the files in a folder. Each
-    hunk's old lines must be there once."""
+    """Make a change, the first or second of a section. Its old lines must be there once."""
     diff = re.findall(r"```diff\n(.*?)```", section, re.S)[which]
     path = folder / re.search(r"`([\w/]+\.py)`", section)[1]
     source = path.read_text(encoding="utf-8")
@@ -45,8 +44,7 @@ def apply(section: str, folder, which: int = 0) -> None:
 
 
 def promised(section: str) -> tuple[list[str], list[str]]:
-    """The tests of which a section says that they pass, and those of which it says that they
-    fail; the long ones are left out."""
+    """The tests of which a section says that they pass, and that they fail; no long ones."""
     happens = re.search(r"<summary>What happens</summary>(.*?)</details>", section, re.S)[1]
     before, _, bullets = happens.partition("\n* ")
     promises = []

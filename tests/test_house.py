@@ -34,9 +34,7 @@ def module(path) -> str:
 
 
 def room_of(path) -> str:
-    """The folder at the top that a file is in; of beyond/, the folder in it. Of a file at the top, its
-    name.
-    """
+    """The folder at the top that a file is in, or in beyond/; of a file at the top, its name."""
     room, *further = path.relative_to(ROOT).parts
     if room == "beyond" and len(further) == 2:
         return f"{room}/{further[0]}"

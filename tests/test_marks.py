@@ -5,6 +5,7 @@ import random
 import shutil
 from collections import Counter
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from safetensors import safe_open
@@ -39,10 +40,6 @@ def command(name, at):
     }[name]
 
 
-def ends(*_):
-    raise BadData("the training ends after a step")
-
-
 def run(name, at):
     module, words = command(name, at)
     return call(module, [*map(str, words)])
@@ -62,7 +59,7 @@ def made(tmp_path_factory):
     assert call(data_command, ["encode", "--data", str(at / "own"), "--model",
                                str(at / "narrator")])[0] == 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.Run, "write", ends)
+        patch.setattr(engine.Run, "write", Mock(side_effect=BadData("it ends after a step")))
         code, said = call(train_command, [*map(str, command("train --resume", at)[1][:-1])])
     assert list((at / "out").glob("*-state.safetensors")), said
     for name in ("stream --state", "evaluate --output"):
@@ -70,27 +67,29 @@ def made(tmp_path_factory):
     return at
 
 
-def scaled(*path):
-    """Numbers a little larger, in a file of the same header."""
-    def replace(at):
-        file = at.joinpath(*path)
-        with safe_open(file, "pt") as opened:
-            header = opened.metadata()
-        save_file({name: x * 1.1 for name, x in load_file(file).items()}, file, header)
-    return replace
-
-
-def with_one(name, *path):
-    """One number of the middle row or frame of a tensor is another one."""
+def changed(change, *path):
+    """change(tensors) of a file, whose header stays."""
     def replace(at):
         file = at.joinpath(*path)
         with safe_open(file, "pt") as opened:
             header = opened.metadata()
         tensors = load_file(file)
-        rows = tensors[name]
-        rows[len(rows) // 3].view(-1)[1] += 1
+        change(tensors)
         save_file(tensors, file, header)
     return replace
+
+
+def scaled(*path):
+    """Numbers a little larger."""
+    return changed(lambda tensors: tensors.update({name: x * 1.1 for name, x in tensors.items()}), *path)
+
+
+def with_one(name, *path):
+    """One number of the middle row or frame of a tensor is another one."""
+    def change(tensors):
+        rows = tensors[name]
+        rows[len(rows) // 3].view(-1)[1] += 1
+    return changed(change, *path)
 
 
 def setting(name, value, *path):
@@ -138,6 +137,8 @@ WORD = with_one("model.embed_tokens.weight", "narrator", "llm", "model.safetenso
     ("train --resume", another_film, "video = "),
     ("stream", another_rate_of_positions, "language model = "),
     ("stream", ENCODER, "vision model = "),
+    ("encode", setting("image_mean", [0.4, 0.5, 0.5], "narrator", "vision",
+                       "preprocessor_config.json"), "vision_mark = "),
     ("stream of features", features_of_another_encoder, "vision model = "),
     ("stream --state", scaled("unmarked", "llm", "model.safetensors"), "llm_mark = "),
     ("stream --state", scaled("unmarked", "adapter_model.safetensors"), "narrator = "),

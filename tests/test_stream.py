@@ -34,7 +34,7 @@ from support.common.disk import read_json, read_jsonl as rows_of
 from support.engine.folders import fetched
 from support.common.errors import BadData
 from support.common.locks import locked
-from support.common.options import DEFAULT_MODEL, TOY_TITLE
+from support.common.options import DEFAULT_MODEL
 from support.common.text import one_line
 from support.files.sources import source_of
 from support.files.video import write_video
@@ -42,17 +42,13 @@ from test_commands import call, outcome
 from test_equalities import assert_same, constant
 from test_live import until
 
-# ------------------------------------------------------------------ a long stream, Table 15
 
 @pytest.mark.parametrize("variant", [{"last_k": 2}, {"last_k": 0, "narration_memory": 6}], ids=str)
 def test_the_middle_of_a_long_stream(variant):
-    """The parallel forward with a Past is a stream that continues, to 1e-4: its memories hold the
-    past, and its counter is far beyond the prompt."""
+    """The parallel forward with a Past is a stream that continues, far beyond the prompt."""
     model = tiny(**variant)
     x, narrations = video(model)
-    with_history = hasattr(model, "narration_memory")
-    past_video = video(model, 30, (0, 8, 20), seed=5)
-    state = memory_after(model, [train.Example(*past_video)])
+    state = memory_after(model, [train.Example(*video(model, 30, (0, 8, 20), seed=5))])
 
     class Late(context_class(model)):
         """Its counter jumps by 5000 after the prompt."""
@@ -66,7 +62,7 @@ def test_the_middle_of_a_long_stream(variant):
 
     context = Late(model)
     other_pasts = [Past(None, 0)]
-    if with_history:
+    if hasattr(model, "narration_memory"):
         context.state, context.history_state = state
         other_pasts.append(Past((state[0], None), 5000))
     else:
@@ -83,39 +79,27 @@ def test_the_middle_of_a_long_stream(variant):
     assert_same(model, narrations, torch.stack(logits), parallel)
 
 
-# ------------------------------------------------------------------ bounded memory
-
 @pytest.mark.parametrize("keep_newline", [False, True])
 def test_published_weights_run_in_constant_memory(keep_newline, tmp_path):
-    """--last-k on a published folder (no narrator.json): the text part stays; keep_newline
-    reproduces the leak, one token a narration."""
+    """Without narrator.json; keep_newline reproduces the leak, one token a narration."""
     tiny(memory_target=False, memory_heads=8).save(tmp_path)
     (tmp_path / "narrator.json").unlink()
     options = {"keep_newline": True} if keep_newline else {}
     model = load(str(tmp_path), last_k=2, **options)
-    assert model.config.readout == "cls"
-    assert model.config.keep_newline == keep_newline
+    assert (model.config.readout, model.config.keep_newline) == ("cls", keep_newline)
     x, _ = video(model, frames=10)
     every_frame = {t: [5, 6, 7] for t in range(10)}
     text = [step.text_tokens for step in stream.narrate(model, x, given=every_frame)]
-    if keep_newline:
-        assert text[-1] - text[4] == 5
-    else:
-        assert len(set(text[3:])) == 1
-
-
-# ------------------------------------------------------------------ trigger (§3.2)
-
-def narrated_frames(steps):
-    return [step.frame for step in steps if step.narration]
+    assert {later - now for now, later in zip(text[3:], text[4:])} == {int(keep_newline)}
 
 
 def test_two_thresholds_wait_static_does_not():
     model = constant(theta=0.7, theta_low=0.5)
     x, _ = video(model, frames=21)
     # after the refractory 8 frames, and the last frame
-    assert narrated_frames(stream.narrate(model, x)) == [0, 9, 18, 20]
-    assert narrated_frames(stream.narrate(model, x[:5], static=True)) == list(range(5))
+    for static, frames in ((False, [0, 9, 18, 20]), (True, list(range(21)))):
+        steps = stream.narrate(model, x, static)
+        assert [step.frame for step in steps if step.narration] == frames
 
 
 def test_narration_without_end_is_closed():
@@ -123,14 +107,10 @@ def test_narration_without_end_is_closed():
     x, _ = video(model, frames=21)
     context = stream.Context(model)
     steps = list(stream.narrate(model, x, context=context))
-    narrations = [step.narration for step in steps if step.narration]
-    assert len(narrations) == 4
-    assert all(len(narration.tokens) == 3 for narration in narrations)
-    sequence = model.layout.sequence([(each.frame, each.tokens) for each in narrations])
-    assert context.position == len(sequence) - 1
+    said = [(step.frame, step.narration.tokens) for step in steps if step.narration]
+    assert [len(words) for _, words in said] == [3, 3, 3, 3]
+    assert context.position == len(model.layout.sequence(said)) - 1
 
-
-# ------------------------------------------------------------------ the miniature kitchen
 
 def features(path, frames):
     """A file of random frame tokens, or of those given."""
@@ -142,9 +122,8 @@ def features(path, frames):
 
 @cache
 def narrated_kitchen(tmp_of_all: Path) -> tuple[str, str, Path]:
-    """stream.py on toy/kitchen.mp4, once for all tests: what it printed, its lines on stderr, and
-    the folder with its outputs jsonl, srt, ..., html and with what --serve shows at the end (served
-    and served frame.jpg), where Ctrl-C ended it."""
+    """stream.py on toy/kitchen.mp4, once for all tests: what it printed, its lines on stderr, and the
+    folder of its outputs, with what --serve shows at the end (served, served frame.jpg)."""
     folder = tmp_of_all / "narrated_kitchen"
     folder.mkdir()
     sleep = time.sleep
@@ -170,12 +149,6 @@ def narrated_kitchen(tmp_of_all: Path) -> tuple[str, str, Path]:
 @pytest.fixture(scope="module")
 def kitchen(tmp_path_factory):
     return narrated_kitchen(tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture(scope="module")
-def kitchen_beginning():
-    """Frame tokens [T, J, D] of the first 130 frames of toy/kitchen.mp4."""
-    return kitchen_tokens(130)
 
 
 def test_narrates_the_kitchen(kitchen):
@@ -211,6 +184,8 @@ def test_output_formats(kitchen):
     narrated = [row["frame"] for row in trace if row["narrate"]]
     assert narrated == [row["frame"] for row in rows]
     assert [row["frame"] for row in trace if row["forced"]] == [0, 303]     # the first and the last
+    kept = [row["kept"] for row in trace if row["narrate"]]                 # of ten, in the cache
+    assert kept == [[max(0, n - 9), n] for n in range(len(rows))]
 
     vtt = (folder / "vtt").read_text()
     srt = (folder / "srt").read_text()
@@ -219,11 +194,10 @@ def test_output_formats(kitchen):
     assert srt.count(" --> ") == vtt.count(" --> ") == len(rows)
 
 
-def test_the_plain_context_narrates_the_kitchen(kitchen, kitchen_beginning):
-    """Algorithm 2 as it stands in stream.py, by itself: the same sentences at the same frames as
-    the command, with all that makes a stream fast."""
+def test_the_plain_context_narrates_the_kitchen(kitchen):
+    """Algorithm 2 as it stands gives the sentences of the command, with all that makes it fast."""
     _, _, folder = kitchen
-    steps = stream.narrate(load(str(TOY)).merge(), kitchen_beginning)
+    steps = stream.narrate(load(str(TOY)).merge(), kitchen_tokens(130))
     plain = [(step.frame, step.narration.text) for step in steps if step.narration]
     rows = rows_of(folder / "jsonl")
     assert len(rows) == 43 and len(plain) > 15
@@ -231,10 +205,9 @@ def test_the_plain_context_narrates_the_kitchen(kitchen, kitchen_beginning):
     assert plain[:-1] == [(row["frame"], row["text"]) for row in rows[:len(plain) - 1]]
 
 
-def test_explain(kitchen_beginning, tmp_path):
-    """Every frame in words; after each narration, what the memory holds: mostly the thing that the
-    next sentence takes from it."""
-    source = features(tmp_path / "kitchen.safetensors", kitchen_beginning)
+def test_explain(tmp_path):
+    """After each narration, the memory mostly holds what the next sentence takes from it."""
+    source = features(tmp_path / "kitchen.safetensors", kitchen_tokens(130))
     code, stdout, _ = outcome(stream_command, [source, "--explain"])
     assert code == 0
     joined = stdout.replace("\n  narration", ": narration").replace("\n        ", " ")
@@ -256,9 +229,7 @@ def test_explain(kitchen_beginning, tmp_path):
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_other_videos_are_narrated_by_the_published_narrator(cached, tmp_path, monkeypatch):
-    """Without --model, for a video that is not the toy's: from the hub's cache, here one with the
-    toy's narrator in it. Where the hub gives nothing, one line says what to do.
-    """
+    """From the hub's cache, here with the toy's. Where the hub gives nothing, a line says so."""
     write_video(tmp_path / "a.mp4", [np.full((96, 96, 3), 9 * k, np.uint8) for k in range(4)], 2)
     if cached:
         folder = tmp_path / "hub" / "models--zeyun-zhong--flownar-1B-ego4d"
@@ -291,23 +262,8 @@ def test_the_toy_is_known_by_what_its_files_say(tmp_path):
         assert default_model([source_of(str(tmp_path / "x.safetensors"))]) == model
 
 
-def test_a_name_that_is_no_text(tmp_path, monkeypatch):
-    """A name whose bytes are no text is written into the page, and finds the file."""
-    monkeypatch.setattr("beyond.streams.page.SMALL", 0)                # the page refers to the video
-    source = tmp_path / os.fsdecode(b"a\xff.mp4")
-    html = tmp_path / "a.html"
-    write_video(source, [np.full((64, 96, 3), 9 * k, np.uint8) for k in range(4)], 2)
-    code, errors = call(stream_command, [str(source), f"--model={TOY}", f"--html={html}"])
-    assert code == 0, errors
-    page = html.read_text(encoding="utf-8")
-    assert 'src="a%FF.mp4"' in page and "<title>a?.mp4" in page
-
-
-# ------------------------------------------------------------------ output files
-
 def test_several_inputs(tmp_path, monkeypatch):
-    """Lines carry the input's name, and files go into folders. An input that fails is named, and
-    the others are narrated. Without --model, which is chosen by what the files say."""
+    """Lines carry the input's name, and files go into folders. One that fails is named."""
     monkeypatch.chdir(tmp_path)
     rows_alone = {}
     for name, frames in (("a", 3), ("b", 5)):
@@ -331,16 +287,13 @@ def test_several_inputs(tmp_path, monkeypatch):
         assert srt.count(" --> ") == len(rows)
 
 
-@pytest.mark.parametrize("option, file", [
-    ("--srt", "x.srt"), ("--vtt", "./x.vtt"), ("--jsonl", "x.json"),
-])
-def test_narrations_of_ones_own_are_not_replaced(tmp_path, monkeypatch, option, file):
+def test_narrations_of_ones_own_are_not_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path = tmp_path / file
-    path.write_text("my own")
-    line = [features("x.safetensors", 2), f"{option}={file}"]
-    assert_refused(line, "beside a video narrations of its name are taken for your own", "delete it")
-    assert path.read_text() == "my own"
+    for option, file in (("--srt", "x.srt"), ("--vtt", "./x.vtt"), ("--jsonl", "x.json")):
+        Path(file).write_text("my own")
+        line = [features("x.safetensors", 2), f"{option}={file}"]
+        assert_refused(line, "beside a video narrations of its name are taken for your own")
+        assert Path(file).read_text() == "my own"
 
 
 def test_no_two_runs_write_one_file(tmp_path, monkeypatch):
@@ -355,8 +308,7 @@ def test_no_two_runs_write_one_file(tmp_path, monkeypatch):
 
 
 def test_outputs_of_a_command_that_is_given_again(tmp_path, monkeypatch):
-    """Folders are made. Its own outputs are replaced, wherever they are, but for narrations beside
-    the video."""
+    """Folders are made. Its own outputs are replaced, but for narrations beside the video."""
     monkeypatch.chdir(tmp_path)
     source = features("x.safetensors", 2)
     names = ["x.jsonl", "new/out/x.srt", "new/x.vtt", "x.trace", "html/x.html"]
@@ -383,8 +335,7 @@ def test_no_output_is_emptied_before_all_can_be_written(tmp_path):
 
 
 def test_generated_text_cannot_forge_a_cue():
-    """Line breaks, times, escapes and tags in a narration are text, in files and on the
-    terminal."""
+    """Line breaks, times, escapes and tags in a narration are text."""
     text = one_line("You look.\n\n00:00:01.000 --> 00:00:02.000\nx \x1b[31m\u202e<c>y</c> & z")
     assert text == "You look. 00:00:01.000 --> 00:00:02.000 x [31m<c>y</c> & z"
     vtt = vtt_cue(0, 1, text)
@@ -400,8 +351,7 @@ def test_generated_text_cannot_forge_a_cue():
 
 def test_interrupted_leaves_valid_files(tmp_path):
     """By Ctrl-C, as soon as there is something in them."""
-    jsonl = tmp_path / "n.jsonl"
-    trace = tmp_path / "t"
+    jsonl, trace = tmp_path / "n.jsonl", tmp_path / "t"
     source = features(tmp_path / "a.safetensors", 2000)
 
     def interrupt():
@@ -414,51 +364,16 @@ def test_interrupted_leaves_valid_files(tmp_path):
     assert rows_of(jsonl) and len(rows_of(trace)) < 2000
 
 
-# ------------------------------------------------------------------ what is refused
-
-def assert_refused(words, *messages):
+def assert_refused(words, message):
     """The command ends with one line, without a traceback."""
     code, errors = call(stream_command, words)
-    assert code == 1, errors
-    assert errors.startswith("error: ") and len(errors.splitlines()) == 1, errors
-    assert all(message in errors for message in messages), errors
-
-
-@pytest.mark.parametrize("line, message", [
-    ("missing.mp4", "missing.mp4: no such file"),
-    ("a.mp4 --jsonl a.mp4/n.jsonl", "a.mp4/n.jsonl: cannot be written"),
-    ("a.mp4 --state .", "'.' is a folder"),
-    ("a.mp4 --vtt hard_link", "hard_link: is given twice"),
-    ("a.mp4 ./a.mp4", "several inputs are called a; rename one of them"),
-    # x's trace and the JSONL of x.trace would be one file
-    ("x.safetensors x.trace.safetensors --jsonl out --trace out", "out/x.trace.jsonl: is given twice"),
-    ("a.mp4 --live", "a.mp4: --live is for what comes as it happens"),
-    ("a.mp4 --model nowhere", "model 'nowhere' cannot be loaded"),
-    ("a.mp4 --vision owner/nowhere", "vision model 'owner/nowhere' cannot be loaded"),
-    ("a.mp4 x.safetensors --serve", "--serve shows one input"),
-    ("a.mp4 --html p.html --state s", "would be a page of what came after"),
-    ("a.mp4 --serve --state s", "--serve with --state needs --jsonl FILE"),
-    ("lavfi:testsrc --lookahead 2", "--pace and --lookahead are for recordings; lavfi:testsrc is live"),
-    ("lavfi:testsrc camera", "start a process for each"),
-    ("a.mp4 http://u:SECRET@127.0.0.1/a.mp4", "http://127.0.0.1/...: is no file"),
-])
-def test_what_cannot_work_is_refused_before_anything_is_loaded(line, message, tmp_path, monkeypatch):
-    """One line, no model, and no folder for outputs has been made."""
-    monkeypatch.chdir(tmp_path)
-    write_video(tmp_path / "a.mp4", np.zeros((4, 96, 96, 3), np.uint8), 2, title=TOY_TITLE)
-    features("x.safetensors", 2)
-    os.link("a.mp4", "hard_link")
-    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
-    for name in ("load_llm", "load_vision_model"):
-        monkeypatch.setattr(f"support.engine.frozen.{name}",
-                            lambda *_: pytest.fail("a model is loaded"))
-    assert_refused([*line.split(), "--srt", "new/folder/n.srt", "--device", "cpu"], message)
-    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+    assert code == 1 and errors.startswith("error: ") and message in errors, errors
+    assert len(errors.splitlines()) == 1, errors
 
 
 def test_numbers_that_are_not_finite_end_the_stream(tmp_path):
-    """Features of frames 5 to 7 are finite, but too large. One line names the first of them, or the
-    frame before, with which it was read; and no file has anything of it, nor of later frames."""
+    """Features of frames 5 to 7 are finite, but too large. A line names the first of them, or a frame
+    that was read with it, and no file has anything of it, nor of later frames."""
     x = torch.randn(12, 10, 128, generator=torch.Generator().manual_seed(0))
     x[5:8] *= 1e36
     source = features(tmp_path / "a.safetensors", x)
@@ -468,11 +383,9 @@ def test_numbers_that_are_not_finite_end_the_stream(tmp_path):
     assert code == 1 and "Traceback" not in errors, errors
     named = int(re.match(r"error: at frame (\d), .*--dtype bfloat16 or float32$", last)[1])
     assert 5 - stream_command.LOOKAHEAD < named <= 5
-    frames = [row["frame"] for row in rows_of(tmp_path / "trace")]
-    assert frames == list(range(named))
+    assert [row["frame"] for row in rows_of(tmp_path / "trace")] == list(range(named))
     assert not (tmp_path / "state").exists()
-    for name in ("jsonl", "trace", "srt"):
-        assert "NaN" not in (tmp_path / name).read_text()
+    assert all("NaN" not in (tmp_path / name).read_text() for name in ("jsonl", "trace", "srt"))
 
 
 def test_frames_that_are_not_finite_are_refused():
@@ -483,11 +396,8 @@ def test_frames_that_are_not_finite_are_refused():
         list(stream.narrate(model, x))
 
 
-# ------------------------------------------------------------------ pace
-
 def test_pace(tmp_path, monkeypatch):
-    """Frame i comes i / rate seconds after the first; after a late frame, others catch up. The
-    sentences of the command are those without a pace."""
+    """Frame i comes i / rate seconds after the first; after a late frame, others catch up."""
     now = [0.0]                                         # a clock that moves when somebody sleeps
 
     def sleep(seconds):

@@ -13,7 +13,6 @@ from beyond.commands import train_command
 from beyond.commands.train_command import options_from
 from helpers import grouped, small, tiny, video
 from support.common.errors import BadData
-from support.engine.registry import make_config
 from test_equalities import assert_same, both_ways, streamed_logits
 from test_train import given_for
 
@@ -32,13 +31,6 @@ def decided(llm=None, seed=0, **changes) -> nar.Narrator:
         nn.init.normal_(p, std=0.1)
     return model
 
-
-@torch.no_grad()
-def logits(model, x, narrations):
-    return model.logits(model(x, narrations)[0])
-
-
-# ------------------------------------------------------------------ the function
 
 def dense(model: nar.Narrator, ids: list[int]):
     """The oracle of MoDLayer.forward: token by token, and with nothing left out."""
@@ -71,18 +63,14 @@ def dense(model: nar.Narrator, ids: list[int]):
 def test_layers_are_those_of_the_oracle(changes):
     model = decided(**changes)
     x, narrations = video(model)
-    layers = [i for i, layer in enumerate(model.llm.model.layers) if isinstance(layer, MoDLayer)]
-    assert layers == [1, 3]
     hidden, _, tokens = model(x, narrations)
     forward = dense(model, tokens.ids)
-    for i in layers:
-        layer = model.llm.model.layers[i]
+    assert [isinstance(layer, MoDLayer) for layer in model.llm.model.layers] == [0, 1, 0, 1]
+    for layer in model.llm.model.layers[1::2]:
         layer.forward = MethodType(forward, layer)
     expected, _, _ = model(x, narrations)
     assert (hidden - expected).abs().max() < 1e-4
 
-
-# ------------------------------------------------------------------ training = streaming
 
 @pytest.mark.parametrize("changes", [
     {}, {"mod_keep": 0.5, "seed": 1}, {"llm": grouped},
@@ -95,8 +83,7 @@ def test_training_is_streaming(changes):
 
 
 def test_the_cache_holds_what_is_predicted():
-    """Of a frame, two of ten tokens in half of the four layers: 0.6 of VideoLLM-online's keys and
-    values. Text is whole."""
+    """Of a frame, two of ten tokens in half of the layers: 0.6 of VideoLLM-online's keys."""
     x, narrations = video(decided(), frames=40, at=(0, 20, 39))
     sizes = []
     for model in (tiny(**ONLINE), decided()):
@@ -111,8 +98,6 @@ def test_the_cache_holds_what_is_predicted():
         left_out = 8 * len(x) if layer in (1, 3) else 0         # of ten tokens, two are kept
         assert keys.shape[2] == context.position - left_out
 
-
-# ------------------------------------------------------------------ training, checkpoints, refusals
 
 def test_routers_learn_through_the_tokens_that_they_keep():
     model = decided()
@@ -151,18 +136,6 @@ def test_a_narrator_with_routers_is_trained(tmp_path):
     assert len(routers(model)) == 2
     start = 0.02 * 128 ** -0.5
     assert all(p.std() > 2 * start for p in routers(model).values())
-
-
-@pytest.mark.parametrize("changes, message", [
-    ({"memory": "clam"}, "has no memory"),
-    ({"prune": True}, "prunes nothing"),
-    ({"mod_keep": 0}, "from 1e-09 to 1"),
-    ({"mod_keep": True}, "cannot be"),
-    ({"narration_memory": 4, "last_k": 0, "prune": True}, "together"),
-])
-def test_settings_are_refused(changes, message):
-    with pytest.raises(BadData, match=message):
-        make_config(**MOD | changes)
 
 
 def test_a_model_without_room_for_routers():

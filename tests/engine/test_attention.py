@@ -5,10 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import transformers
 
 import narrator as nar
-from helpers import Sizes, grouped, tiny, video
+from helpers import Sizes, grouped, small, tiny, video
 from support.engine import attention
 from beyond.experiments.cost import Operators
 from test_equalities import assert_both_forms_are_one, close, hidden_and_gradients
@@ -16,20 +15,8 @@ from test_equalities import assert_both_forms_are_one, close, hidden_and_gradien
 AT = (0, 3, 9, 15, 16, 22, 24, 26)          # segments of one to six frames, some of them alike
 
 
-SIZES = {"vocab_size": 640, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "num_key_value_heads": 1}
-
-
-def model_of(name, **changes):
-    """A small language model of one of transformers' families, random weights."""
-    torch.manual_seed(0)
-    config_class = getattr(transformers, f"{name}Config")
-    model_class = getattr(transformers, f"{name}ForCausalLM")
-    return model_class(config_class(**SIZES | {"pad_token_id": 0} | changes))
-
-
 def test_a_llama_like_model(monkeypatch):
-    assert_both_forms_are_one(tiny(llm=model_of("Qwen3", head_dim=8)), monkeypatch)
+    assert_both_forms_are_one(tiny(llm=small("Qwen3", num_key_value_heads=1)), monkeypatch)
 
 
 @pytest.mark.parametrize("last_k", [None, 0, 3])
@@ -92,8 +79,7 @@ def put_in_place(monkeypatch, function):
 @pytest.mark.parametrize("function", [attention_in_one_call, newer])
 @pytest.mark.parametrize("changes", [{}, {"last_k": 0}, {"last_k": 3, "memory": "none"}], ids=str)
 def test_one_call_is_the_loop(function, changes, monkeypatch):
-    """Hidden states and gradients of all segments in one call, on a layout that no mask is made of;
-    shared keys."""
+    """Hidden states and gradients of all segments in one call; shared keys."""
     model = tiny(llm=grouped(), **changes)
     x, narrations = video(model, 60, (0, 1, 3, 44, 45, 52, 59))
     monkeypatch.setattr(nar, "LARGEST_MASK", 0)
@@ -140,7 +126,7 @@ def test_a_step_starts_few_operators(monkeypatch):
     def operators(**settings):
         of_layers = []
         for layers in (1, 2):
-            model = tiny(llm=model_of("Llama", num_hidden_layers=layers), **settings)
+            model = tiny(llm=small("Llama", num_hidden_layers=layers), **settings)
             x, narrations = video(model, 400, tuple(range(0, 400, 8)))
             with Operators() as counted, monkeypatch.context() as as_on_a_gpu:
                 as_on_a_gpu.setattr(attention, "by_loop", attention.by_one_call)

@@ -33,9 +33,7 @@ def test_published_narrations(name):
 @pytest.mark.parametrize("lookahead", [1, 4])
 @pytest.mark.parametrize("source", ["pictures", "features"])
 def test_the_bundled_narrator(source, lookahead):
-    """The first 60 frames of the kitchen, from pictures or from features, on the GPU and on the
-    processor.
-    """
+    """The first 60 frames of the kitchen, on the GPU and on the processor."""
     sentences = []
     for device in ("cpu", "cuda"):
         model = nar.load(str(TOY), device=device).merge()

@@ -147,8 +147,6 @@ def test_positions_are_told_once(rope, most, capsys):
     assert capsys.readouterr().err.count(f"a video needs more than the {most} positions") == 1
 
 
-# ---------------------------------------------------------------------- vision models
-
 SMALL = {name: SIZES[name] for name in list(SIZES)[1:5]} | {"image_size": 32, "patch_size": 8}
 TEXT = SMALL | {"vocab_size": 600, "pad_token_id": 0, "cross_attention_layers": []}
 BOTH = {"vision_config": SMALL, "text_config": TEXT}

@@ -15,7 +15,6 @@ from support.engine.frozen import (
 )
 from test_checkpoint import altered
 
-# ---------------------------------------------------------------------- the files of a base model
 
 def with_tensors(change):
     """Changes a model's folder by change(its tensors)."""
@@ -63,8 +62,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 12\n"
     (written("adapter_config.json", "{}"), "an adapter .* belongs in a folder of its own"),
 ])
 def test_a_damaged_base_model_is_one_line(tmp_path, damage, says):
-    """transformers fills missing weights with random ones and says so in a warning only; it reads
-    integers without their scales; with PEFT, it adds an adapter that lies beside a model."""
+    """transformers fills missing weights with random ones, and warns only."""
     shutil.copytree(TOY / "llm", tmp_path, dirs_exist_ok=True)
     damage(tmp_path)
     with pytest.raises(BadData, match=says) as caught:
@@ -149,8 +147,6 @@ def test_kernels_that_settings_name_are_not_used(tmp_path, kind, loads, kernel, 
     if kind == "llm":
         faster_dtype(str(tmp_path))
 
-
-# ---------------------------------------------------------------------- vision models
 
 @pytest.mark.parametrize("changes, says", [
     ({}, None),

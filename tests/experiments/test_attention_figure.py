@@ -8,26 +8,9 @@ from helpers import TOY, small, tiny, video
 from test_evaluate import command
 
 
-@pytest.mark.parametrize("changes, past_frames, memory", [
-    ({}, False, True),
-    ({"memory": "none", "prune": False}, True, False),
-    ({"memory": "none", "last_k": 0, "narration_memory": 4}, False, True),
-])
-def test_attention_is_where_it_may_be(changes, past_frames, memory):
-    """Shares of the whole; none on past frames that are pruned, some on memory where there is one.
-    """
-    model = tiny(**changes)
-    shares = attention.attention(model, *video(model))
-    assert shares.shape == (4,)
-    assert (shares >= 0).all() and shares.sum() <= 1
-    assert (shares[2] > 0) == past_frames
-    assert (shares[3] > 0) == memory
-
-
 @pytest.mark.parametrize("family", ["Llama", "Qwen3", "Phi3"])
 def test_attention_is_that_of_the_models_own_weights(family):
-    """As transformers returns it for the mask of Fig. 4, with norms of queries and keys (Qwen3),
-    one matrix for queries, keys and values (Phi3)."""
+    """With norms of queries and keys (Qwen3), one matrix for queries, keys and values (Phi3)."""
     llm = small(family, pad_token_id=0)
     for p in llm.parameters():
         p.data *= 4                            # attention far from uniform
@@ -62,4 +45,4 @@ def test_attention_command():
     lines = command(*options, main=attention.main).splitlines()[1:]    # below the title
     assert [line[:20].strip() for line in lines] == list(attention.GROUPS)
     shares = [float(line[20:]) for line in lines]
-    assert shares[2] == 0 and shares[3] > 0                # past frames, memory tokens
+    assert shares[2] == 0 and shares[3] > 0 and sum(shares) < 1        # past frames, memory

@@ -33,8 +33,7 @@ def test_bytes_in_use_are_those_of_all_that_a_stream_keeps(changes):
 
 @torch.no_grad()
 def test_macs_are_those_of_the_layers():
-    """Of the baseline without LoRA, against the sizes of the layers. VideoLLM-MoD saves the linear
-    layers of the tokens that it skips, and some attention."""
+    """By the sizes of the layers. VideoLLM-MoD saves linear layers of tokens that it skips."""
     online = tiny(**ONLINE).merge()
     layers = sum(p.numel() for name, p in online.llm.named_parameters()
                  if "layers" in name and p.dim() == 2)

@@ -22,19 +22,16 @@ def write(path, content):
 
 def features(root, frames, width=4):
     """Features of videos, {name: frames}: every number of frame i is i."""
-    metadata = {}
     for name, count in frames.items():
-        metadata[name] = {"duration": count / 2, "path": f"{name}.pt"}
         numbers = torch.arange(count + 1.0)[:, None, None]
         save_features(root, {name: numbers.expand(count + 1, 10, width)})
-    write(root / "features_metadata.json", metadata)
+    write(root / "features_metadata.json", {name: {"duration": count / 2, "path": f"{name}.pt"}
+                                            for name, count in frames.items()})
 
 
 def samples(name, root, split="train", **options):
     return list(data.load_dataset(name, root, split, **options))
 
-
-# ---------------------------------------------------------------------- sentences and times
 
 def on_frames(narrations, duration, notes):
     """[(frame, text)] of narrations (seconds, text), at two frames a second."""
@@ -61,19 +58,12 @@ def test_repeats_and_what_lies_beyond_the_end_are_counted():
         "narrations beyond the end of their video left out": 1,
         "narrations moved by a frame or more, because another one has their frame": 2,
     }
+    # at the end, each leaves room for those after it; there may be more than frames
+    placed = on_frames([(5, "a"), (5, "b"), (9, "c")], 5.0, Notes())
+    assert placed == [(8, "a"), (9, "b"), (10, "c")]
+    placed = on_frames([(0, str(i)) for i in range(9)], 2.0, Notes())
+    assert placed == [(i, str(i)) for i in range(5)]
 
-
-@pytest.mark.parametrize("narrations, duration, placed", [
-    # at the end, each leaves room for those after it
-    ([(5, "a"), (5, "b"), (9, "c")], 5.0, [(8, "a"), (9, "b"), (10, "c")]),
-    # more narrations than frames
-    ([(0, str(i)) for i in range(9)], 2.0, [(i, str(i)) for i in range(5)]),
-])
-def test_each_narration_has_a_frame(narrations, duration, placed):
-    assert on_frames(narrations, duration, Notes()) == placed
-
-
-# ---------------------------------------------------------------------- the published layout
 
 def description(time, text, visible=True):
     """A row of EgoExo4D."""
@@ -81,14 +71,14 @@ def description(time, text, visible=True):
 
 
 def test_egoexo4d(tmp_path):
-    """As published, descriptions of things that the wearer cannot see are left out of training
-    samples, but are part of what is streamed: of its range and of its tracks."""
+    """What the wearer cannot see is left out of training samples, not of what is streamed."""
     first_annotator = {"descriptions": [description(0.3, "You kneel.", visible=False),
                                         description(4.2, "You cut."),
                                         description(2.0, "You look.")]}
     second_annotator = {"descriptions": [description(1.0, "You stand.")]}
     only_unseen = {"descriptions": [description(1.0, "Hidden.", visible=False)]}
-    write(tmp_path / "annotations" / "refined_egocentric_atomic_descriptions_gpt_val.json",
+    file = "refined_egocentric_atomic_descriptions_gpt_val.json"
+    write(tmp_path / "annotations" / file,
           {"take-1": [first_annotator, second_annotator], "take-2": [only_unseen]})
     features(tmp_path, {"take-1": 20, "take-2": 20})
 
@@ -104,15 +94,11 @@ def test_egoexo4d(tmp_path):
                              [(1.0, "You stand.")]]
     assert heard(hidden) == [[(1.0, "Hidden.")]]
     assert (hidden.num_frames, hidden.duration) == (1, 10)
-
-
-@pytest.mark.parametrize("visible", ["0", 0, "false"])
-def test_who_sees_it_is_said_in_json_alone(tmp_path, visible):
-    take = [{"descriptions": [description(1.0, "You kneel.", visible)]}]
-    write(tmp_path / "annotations" / "refined_egocentric_atomic_descriptions_gpt_val.json", {"t": take})
-    features(tmp_path, {"t": 20})
-    with pytest.raises(BadData, match="ego_visible is .*; true, false and null are read"):
-        samples("egoexo4d", tmp_path, "val")
+    for visible in ("0", 0, "false"):
+        take = [{"descriptions": [description(1.0, "You kneel.", visible)]}]
+        write(tmp_path / "annotations" / file, {"take-1": take})
+        with pytest.raises(BadData, match="ego_visible is .*; true, false and null are read"):
+            samples("egoexo4d", tmp_path, "val")
 
 
 def test_a_part_of_a_data_set(tmp_path, capsys):
@@ -147,8 +133,6 @@ def test_what_is_corrected_is_counted(tmp_path, capsys, streaming):
     assert "narrations moved from before the start of their video to 0 s: 1" in notes
     assert "annotators without narrations: 1" in notes
 
-
-# ---------------------------------------------------------------------- the owners' files
 
 def benchmarks(root, val=(), test=()):
     """The files of all of Ego4D's benchmarks, which list these videos."""
@@ -208,8 +192,6 @@ def test_egoexo4d_raw(tmp_path):
     assert sample.narrations == [(0, "C cuts.")]
     assert sample.read(0, 1).shape == (1, 10, 4)
 
-
-# ---------------------------------------------------------------------- what can be wrong
 
 @pytest.mark.parametrize("content, message", [
     ({"v": 3}, "narrations.json: expected what its owners"),
@@ -277,8 +259,7 @@ def test_features_that_do_not_fit(tmp_path):
 
 
 def test_times_that_no_video_has_are_refused(tmp_path, capsys):
-    """In milliseconds: most narrations lie beyond the ends of their videos. In what is streamed,
-    those that cannot be found are counted."""
+    """In milliseconds. In what is streamed, those that cannot be found are counted."""
     rows = [{"time": 1000 * time, "text": f"You open door {time}."} for time in range(1, 9)]
     write(tmp_path / "annotations/refined_narration_stream_train.json",
           {video: {"a": rows} for video in "vw"})

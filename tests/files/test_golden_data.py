@@ -65,19 +65,13 @@ def test_ego4d_tags_are_removed():
 
 def test_frames_of_single_narrations(tmp_path):
     """From features that say which frame they are."""
-    narrations = {}
-    videos = {}
-    x = {}
-    expected = []
-    numbers = EXPECTED["ceil"]
-    for n, (time, fps, _, duration, rounded) in enumerate(numbers):
-        narrations[str(n)] = [{"time": time, "text": "You look."}]
-        videos[str(n)] = {"duration": duration, "path": f"{n}.pt"}
-        x[str(n)] = torch.arange(2.0 * duration + 1)[:, None, None].repeat(1, 10, 4)
-        expected.append([int(fps * rounded)])
-    (tmp_path / "refined_val_narrations.json").write_text(json.dumps(narrations))
-    (tmp_path / "features_metadata.json").write_text(json.dumps(videos))
-    save_features(tmp_path, x)
+    cases = {str(n): case for n, case in enumerate(EXPECTED["ceil"])}
+    rows = {name: [{"time": time, "text": "You look."}] for name, (time, *_) in cases.items()}
+    index = {name: {"duration": case[3], "path": f"{name}.pt"} for name, case in cases.items()}
+    (tmp_path / "refined_val_narrations.json").write_text(json.dumps(rows))
+    (tmp_path / "features_metadata.json").write_text(json.dumps(index))
+    numbers = torch.arange(22.0)[:, None, None].repeat(1, 10, 4)
+    save_features(tmp_path, dict.fromkeys(cases, numbers))
     samples = data.load_dataset("ek100", tmp_path, "val")
-    frames = [sample.read(0, sample.num_frames)[:, 0, 0].tolist() for sample in samples]
-    assert frames == expected
+    for sample, (_, fps, *_, rounded) in zip(samples, cases.values(), strict=True):
+        assert sample.read(0, sample.num_frames)[:, 0, 0].tolist() == [int(fps * rounded)]

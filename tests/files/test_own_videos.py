@@ -8,8 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from huggingface_hub import ModelCard
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 
 import data
@@ -32,8 +32,7 @@ pytestmark = pytest.mark.usefixtures("no_java")
 
 @pytest.fixture(scope="module")
 def toys(tmp_path_factory):
-    """Two folders of the same three toy videos: one with their .json, and one with .srt files alone,
-    encoded."""
+    """Two folders of the same three videos: one with their .json, one with .srt files, encoded."""
     toy = tmp_path_factory.mktemp("toy")
     own = tmp_path_factory.mktemp("own")
     data_command.run(["toy", "--seed", "4", "--minutes", "0.15", "--count", "3", "--output", str(toy)])
@@ -54,8 +53,7 @@ def encode(folder, *options):
 
 
 def make_folder(folder, frames, text="time,text\n0.5,You look.\n4,You sit.\n", width=4, **settings):
-    """A folder of videos {name: number of frames} with .csv files and features, as if the videos had been
-    encoded."""
+    """Videos {name: number of frames} with .csv files and features, as if they had been encoded."""
     (folder / "features").mkdir(parents=True, exist_ok=True)
     for name, count in frames.items():
         (folder / f"{name}.mp4").write_bytes(b"a video")
@@ -82,16 +80,16 @@ def samples(folder, split="all", **options):
     return list(data.load_dataset(str(folder), split=split, **options))
 
 
-# ---------------------------------------------------------------------- the whole way
+def names(folder, split):
+    return [sample.name for sample in samples(folder, split)]
 
 
 def test_training_begins_anywhere(toys):
-    """From any frame of a file: the latest sentence at once, and all that come after it at their own
-    frames. Frames before the first sentence are used, too. The paper's sample is the one that begins
-    there. Where the file has had a sentence, the one that is said at once is not learned.
+    """From any frame of a file: the latest sentence at once, which is not learned if it is an earlier
+    one's, and those after it at their own frames. Frames before the first sentence are used, too.
     """
     _, own = toys
-    whole = list(data.load_dataset(str(own), split="all"))[0]
+    whole = samples(own)[0]
     first, _ = whole.narrations[1]
     sample = sample_from(whole, first)                   # a file that has no sentence before this
     true = {first + frame: text for frame, text in sample.narrations}
@@ -99,12 +97,11 @@ def test_training_begins_anywhere(toys):
     for start in range(0, max(true) + 1, 5):
         part = sample_from(sample, start)
         (frame, text), *others = [(start + frame, text) for frame, text in part.narrations]
-        assert frame == start
-        assert text == true[max(frame for frame in true if frame <= max(start, first))]
+        latest = max(frame for frame in true if frame <= max(start, first))
+        assert (frame, text) == (start, true[latest])
         assert dict(others) == {frame: text for frame, text in true.items() if frame > start}
         assert part.num_frames == first + sample.num_frames - start
-        x = part.read(0, 2)
-        assert torch.equal(x, sample.features.read(start, start + 2))
+        assert torch.equal(part.read(0, 2), sample.features.read(start, start + 2))
     chance = random.Random(0)
     drawn = Counter(draw_start(sample, chance) for _ in range(400))
     assert drawn[first] > 70 and drawn[0] > 70
@@ -121,10 +118,9 @@ def test_training_begins_anywhere(toys):
 
 
 def test_four_commands(toys, tmp_path, capsys):
-    """From the folder to a narrator fine-tuned on it, with the features, the rate and the models of the
-    folder."""
+    """From the folder to a narrator with the features, the rate and the models of the folder."""
     _, own = toys
-    out = tmp_path / "out"
+    out, kept = tmp_path / "out", tmp_path / "kept"
     data_command.run(["stats", "--data", str(own), "--json"])
     stats = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert stats["videos"] == 3 and stats["split"] == "all"
@@ -146,7 +142,6 @@ def test_four_commands(toys, tmp_path, capsys):
     assert str(tmp_path) not in card.text
     encode(own, "--model", str(out))           # nothing to do: the same vision model
 
-    kept = tmp_path / "kept"
     shown = command("stream", "--data", own, "--model", out, "--show", 1, "--output", kept)
     same = re.findall(r" true +(.+)\n.* written +\1\n", shown)
     assert exact >= len(same) > sentences / 2
@@ -189,12 +184,8 @@ def test_length_of_training(loss, videos, width, epochs, rate):
     assert chosen == pytest.approx({"epochs": epochs, "lr": rate})
 
 
-# ---------------------------------------------------------------------- narrations
-
-
 @pytest.mark.parametrize("name, content", [
     ("a.srt", srt_cue(0, 0, 0.5, "You look") + srt_cue(1, 1, 3, "") + srt_cue(2, 1, 4, "You tap it")),
-    ("a.vtt", "WEBVTT\n\n00:00.000 --> 00:00.500\nYou\nlook\n\n00:01.000 --> 00:04.000\nYou tap it\n"),
     ("a.csv", "time,text\n4,You tap it\n3,\n0.5,You look\n"),
     ("a.json", json.dumps({"video": "a.mp4", "fps": 30, "duration": 3, "narrations": [
         {"time": 0.5, "text": "You\nlook"}, {"time": 4, "text": "You tap it", "memory": []}]})),
@@ -209,15 +200,13 @@ def test_each_form_gives_the_sentences_as_they_are_written(tmp_path, capsys, nam
     assert is_left_out == ("\n\n\n" in content or "3,\n" in content)
 
 
-@pytest.mark.parametrize("text, message", [
-    ("time,text\n1,\n", "a.csv.* has no narrations"),
-    ("time,text\n1,You sit, and go.\n", "a.csv, line 2: expected"),
-])
-def test_bad_narrations_are_refused_by_name(tmp_path, text, message):
-    make_folder(tmp_path, {"a": 20}, text)
-    for read in (samples, encode):
-        with pytest.raises(BadData, match=message):
-            read(tmp_path)
+def test_bad_narrations_are_refused_by_name(tmp_path):
+    for text, message in (("time,text\n1,\n", "a.csv.* has no narrations"),
+                          ("time,text\n1,You sit, and go.\n", "a.csv, line 2: expected")):
+        make_folder(tmp_path, {"a": 20}, text)
+        for read in (samples, encode):
+            with pytest.raises(BadData, match=message):
+                read(tmp_path)
 
 
 def test_placed_on_frames(tmp_path, capsys):
@@ -256,19 +245,11 @@ def test_narrations_that_are_not_of_the_video_are_refused(tmp_path, times, messa
         samples(tmp_path)
 
 
-# ---------------------------------------------------------------------- files and splits
-
-
-def names(folder, split):
-    return [sample.name for sample in samples(folder, split)]
-
-
 def test_split_by_share(tmp_path):
     """A fifth for validation, by name, and the same when others come."""
     folder = make_folder(tmp_path, {f"v{n}": 20 for n in range(20)})
-    for_training = names(folder, "train")
     for_validation = names(folder, "val")
-    assert sorted(for_training + for_validation) == names(folder, "all")
+    assert sorted(names(folder, "train") + for_validation) == names(folder, "all")
     assert 1 <= len(for_validation) <= 8
     make_folder(folder, {f"w{n}": 20 for n in range(20)})
     assert set(names(folder, "val")) >= set(for_validation)
@@ -303,8 +284,7 @@ def test_split_by_file(tmp_path, files, split, expected):
 
 
 def test_what_lies_in_the_folder(tmp_path, capsys):
-    """Other files do not matter. Features stand for a video that is gone. Of two videos or two files of
-    narrations of one name, none is taken."""
+    """Other files do not matter. Features stand for a video that is gone."""
     folder = make_folder(tmp_path, {"a": 20, "b": 20})
     (folder / "b.mp4").unlink()
     (folder / "c.MP4").write_bytes(b"x")
@@ -329,9 +309,6 @@ def test_what_lies_in_the_folder(tmp_path, capsys):
         samples(bare)
 
 
-# ---------------------------------------------------------------------- features
-
-
 def test_features_of_other_settings_are_refused(tmp_path):
     """Of another video: test_marks.py."""
     folder = make_folder(tmp_path, {"a": 20}, width=16)
@@ -344,7 +321,7 @@ def test_features_of_other_settings_are_refused(tmp_path):
 
 
 def test_a_folder_is_no_name_and_has_no_root(tmp_path):
-    folder = make_folder(tmp_path, {"a": 20, "b": 20})
+    folder = make_folder(tmp_path, {"a": 20})
     missing = tmp_path / "gone"
     with pytest.raises(BadData, match="--root x is for the data sets with names"):
         samples(folder, root="x")

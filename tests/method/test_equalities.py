@@ -223,8 +223,7 @@ def test_training_is_streaming(variant, tmp_path):
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-4), (torch.bfloat16, 0.03)])
 def test_training_is_streaming_with_grouped_queries(dtype, tolerance):
-    """Two heads of keys for four of queries; with a bf16 base under fp32 LoRA, within bf16's
-    rounding."""
+    """Two heads of keys for four of queries; a bf16 base under fp32 LoRA within bf16's rounding."""
     model = tiny(llm=grouped(dtype), last_k=2)
     assert model.trainable()["base_model.model.connector.0.weight"].dtype == torch.float32
     narrations, streamed, parallel = both_ways(model)
@@ -291,8 +290,7 @@ def test_the_mask_matters():
 
 
 def test_self_conditioned_is_parallel_too():
-    """The loop's own decisions and narrations, put through the parallel forward, give the
-    probabilities that the loop had."""
+    """The loop's own narrations, in parallel, give the probabilities that the loop had."""
     model = tiny(last_k=3, max_new_tokens=6, theta=0.003, theta_low=0.002)
     x, _ = video(model, frames=24)
     steps = list(stream.narrate(model, x))

@@ -18,14 +18,11 @@ import stream
 from beyond.commands import evaluate_command, stream_command
 from support.common import java
 from helpers import ROOT, published, published_mask
+from test_commands import outcome
 
 FILES = ROOT / "tests" / "golden"
 # the models, with the settings with which they were run
-MODELS = {
-    "flownar": {},
-    "flownar_c": {"last_k": 2, "keep_newline": True},
-    "videollm": {},
-}
+MODELS = {"flownar": {}, "flownar_c": {"last_k": 2, "keep_newline": True}, "videollm": {}}
 # |p([SKIP]) with 64 words - with 128,256|. Measured: 7.8e-5; thresholds are 0.011 away.
 CUT = 2e-4
 each_model = pytest.mark.parametrize("name", MODELS)
@@ -61,8 +58,7 @@ def largest_difference(one, other):
 @with_memory
 @torch.no_grad()
 def test_clam(name):
-    """Every state and every memory token after each of 80 frame tokens, in all three forms; and the
-    connector."""
+    """Every state and memory token after each of 80 frame tokens, in all forms; the connector."""
     model = load(name)
     case = load_file(FILES / name / "published.safetensors")
     memory = model.memory
@@ -96,8 +92,7 @@ def test_the_published_start_leaves_one_memory_token_of_all():
 @each_model
 @pytest.mark.parametrize("setting", ["two_threshold_0.8_0.5", "single_threshold_0.8"])
 def test_narrations(name, setting):
-    """The same narrations at the same frames: the same tokens at the same positions, in a cache of
-    the same length."""
+    """The same tokens at the same frames and positions, in a cache of the same length."""
     model = load(name)
     case = read(name, "streaming.json")[setting]
     logits = []                                # of the last token of each pass
@@ -150,14 +145,10 @@ def test_layout(name):
     ([], "two_threshold_0.8_0.5"),
     (["--static"], "single_threshold_0.8"),
 ], ids=["two thresholds", "one threshold"])
-def test_the_command_narrates(options, setting, monkeypatch, capsys):
-    """The golden narrations, with one threshold and with two."""
+def test_the_command_narrates(options, setting):
     files = [str(FILES / "video.safetensors"), "--model", str(FILES / "flownar")]
-    monkeypatch.setattr("sys.argv", ["stream.py", *files, "--device", "cpu", *options])
-    with pytest.raises(SystemExit) as end:
-        stream_command.main()
-    assert end.value.code == 0
-    printed, _ = capsys.readouterr()
+    code, printed, _ = outcome(stream_command, [*files, "--device", "cpu", *options])
+    assert code == 0
     case = read("flownar", "streaming.json")[setting]
     assert [line.split("] ")[1] for line in printed.splitlines()] == sentences(case)
 
@@ -175,8 +166,7 @@ def test_the_mask(name):
 
 @each_model
 def test_what_the_last_frame_of_a_segment_sees(name):
-    """`evaluate.later_frames` asks `visible`; the tokens of `published_mask` are such that this is the
-    published mask."""
+    """As `evaluate.later_frames` asks `visible`, by the kinds that `published_mask` gives."""
     model = load(name)
     config = model.config
     for case in read(name, "teacher_forced.json").values():
@@ -192,8 +182,7 @@ def test_what_the_last_frame_of_a_segment_sees(name):
 @each_model
 @torch.no_grad()
 def test_teacher_forced(name, monkeypatch):
-    """The published tokens and mask: the largest logit of every row, the loss, the metrics of every
-    turn (§4.1)."""
+    """The largest logit of every row, the loss, the metrics of every turn (§4.1)."""
     model = load(name)
     rows = load_file(FILES / name / "published.safetensors")
     for key, case in read(name, "teacher_forced.json").items():
@@ -225,26 +214,18 @@ def test_teacher_forced(name, monkeypatch):
 # ---------------------------------------------------------------------- scores (§4.1, App. B.5)
 
 # published name -> ours
-NAMES = {
-    "METEOR": "meteor",
-    "ROUGE_L": "rouge_l",
-    "CIDEr": "cider",
-    "t_precision": "precision",
-    "t_recall": "recall",
-    "t_f1": "f1",
-}
+NAMES = {"METEOR": "meteor", "ROUGE_L": "rouge_l", "CIDEr": "cider",
+         "t_precision": "precision", "t_recall": "recall", "t_f1": "f1"}
 
 
-def score(truth, predicted, folder, monkeypatch, capsys):
+def score(truth, predicted, folder):
     """The results of `evaluate.py score` for {video: [{time, text}]}: of all, and {video: of it}."""
     for name, content in (("gt", truth), ("pred", predicted)):
         (folder / f"{name}.json").write_text(json.dumps(content))
     options = [f"--{name}={folder / name}.json" for name in ("gt", "pred", "per-video")]
-    monkeypatch.setattr("sys.argv", ["evaluate.py", "score", "--json", *options])
-    with pytest.raises(SystemExit) as end:
-        evaluate_command.main()
-    assert end.value.code == 0
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    code, printed, _ = outcome(evaluate_command, ["score", "--json", *options])
+    assert code == 0
+    result = json.loads(printed.splitlines()[-1])
     return result, json.loads((folder / "per-video.json").read_text())
 
 
@@ -258,28 +239,25 @@ def compare(result, expected):
     assert computed == pytest.approx({key: expected[key] for key in computed}, abs=1e-6)
 
 
-def test_a_whole_evaluation(tmp_path, monkeypatch, capsys):
+def test_a_whole_evaluation(tmp_path):
     """20 videos: the values of all, and of every one."""
     case = read("scores", "ek100.json")
-    result, each = score(case["gts"], case["predictions"], tmp_path, monkeypatch, capsys)
+    result, each = score(case["gts"], case["predictions"], tmp_path)
     compare(result, case["corpus_metrics"])
     assert each.keys() == case["per_video_metrics"].keys()
     for name, row in each.items():
         compare(row, case["per_video_metrics"][name])
 
 
-def test_matching(tmp_path, monkeypatch, capsys):
-    """Every true sentence is the number of the prediction that the published evaluator matches with
-    it, so all sentences have to be right."""
+def test_matching(tmp_path, monkeypatch):
+    """Every true sentence is the number of the prediction that is matched with it."""
     case = read("scores", "matching_small.json")
-    truth = []
-    for (_, end), (_, match) in zip(case["gt_segments"], case["indices"]):
-        truth.append({"time": end, "text": str(match)})
-    predicted = []
-    for i, (_, end) in enumerate(case["pred_segments"]):
-        predicted.append({"time": end, "text": str(i)})
+    truth = [{"time": end, "text": str(match)}
+             for (_, end), (_, match) in zip(case["gt_segments"], case["indices"])]
+    predicted = [{"time": end, "text": str(i)}
+                 for i, (_, end) in enumerate(case["pred_segments"])]
     monkeypatch.setattr(evaluate, "run_meteor", lambda pairs: None)       # takes seconds
-    result, _ = score({"v": truth}, {"v": predicted}, tmp_path, monkeypatch, capsys)
+    result, _ = score({"v": truth}, {"v": predicted}, tmp_path)
     assert result["rouge_l"] == 1
     temporal = [result[name] for name in ("precision", "recall", "f1")]
     assert temporal == pytest.approx(case["t"], abs=1e-6)

@@ -17,7 +17,6 @@ from beyond.training.run import Run
 from test_golden import MODELS, load, read
 from test_narrator import decode
 
-# ---------------------------------------------------------------------- labels
 
 @pytest.mark.parametrize("last_k", [None, 2])
 def test_a_label_is_the_next_token(last_k):
@@ -54,8 +53,7 @@ def test_labels_are_those_of_the_authors_code(name):
 
 
 def test_what_is_learned():
-    """Not frame 0's trigger; for every later frame [SKIP] or "]", predicted from its last token;
-    narrations and EOT."""
+    """Not frame 0's trigger; for later frames [SKIP] or "]"; narrations and EOT."""
     layout = tiny().layout
     look = layout.encode(" You look.")
     wipe = layout.encode(" You wipe the sink.")
@@ -75,8 +73,6 @@ def test_what_is_learned():
     assert decode(layout, learned) == (
         "Assistant: You look.<|eot_id|>,,]\nAssistant: You wipe the sink.<|eot_id|>")
 
-
-# ---------------------------------------------------------------------- the loss
 
 def test_the_loss_weighs_words_and_trigger_alike():
     """The cross entropy of all learned tokens, each predicted from the token before it."""
@@ -109,8 +105,6 @@ def test_the_loss_of_a_batch_is_the_mean_of_its_videos():
     for (name, p), gradient in zip(parameters.items(), expected):
         assert torch.allclose(p.grad, gradient, atol=1e-5), name
 
-
-# ---------------------------------------------------------------------- the loop
 
 def test_schedule():
     """5 % warm-up, then half a cosine."""

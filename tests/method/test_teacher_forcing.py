@@ -9,7 +9,6 @@ import narrator as nar
 from beyond.baselines import context_class
 from helpers import tiny, video
 
-# ---------------------------------------------------------------------- the words
 
 class Beginning(nar.Narrator):
     """The first token of "Assistant:" is always the likeliest one."""
@@ -44,8 +43,6 @@ def test_words_are_predicted_from_all_that_comes_before():
         assert right > 0 or words[0] != model.layout.assistant[0]
         assert score.correctness == right / len(words)
 
-
-# ---------------------------------------------------------------------- the frames
 
 def after_frame(model, x, narrations, n, frame):
     """The hidden state after a frame if segment n goes on until then, by a forward of its own."""

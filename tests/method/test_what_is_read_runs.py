@@ -1,12 +1,9 @@
 """What is read is what runs: `python stream.py toy/kitchen.mp4` enters every function that the README
 names for the stream, and each of them, spoiled, changes what is printed."""
 import inspect
-import io
 import sys
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from textwrap import dedent
-from unittest import mock
 
 import pytest
 from safetensors.torch import save_file
@@ -16,6 +13,7 @@ import stream
 from clam import CLAM
 from beyond.commands import stream_command
 from helpers import ROOT, kitchen_tokens
+from test_commands import outcome
 from test_readme import code_rows
 
 # what the README's table names for training, or as an oracle
@@ -27,15 +25,10 @@ OF_TRAINING = {
 
 def printed(source: str) -> str:
     """What the command prints of an input on stdout."""
-    out = io.StringIO()
-    with (mock.patch("sys.argv", ["stream.py", source]), redirect_stdout(out),
-          redirect_stderr(io.StringIO()), pytest.raises(SystemExit) as end):
-        stream_command.main()
-    assert not end.value.code
-    return out.getvalue()
+    code, out, errors = outcome(stream_command, [source])
+    assert code == 0, errors
+    return out
 
-
-# ------------------------------------------------------------- every function is entered
 
 def names_of_the_stream() -> list[tuple[str, str]]:
     """(file, function or class) of the README's table, but for what is of training."""
@@ -69,8 +62,6 @@ def test_the_first_command_enters_what_the_readme_names(monkeypatch):
         assert any(of_file == file and (function == name or function.startswith(f"{name}."))
                    for of_file, function in functions), f"{file}: {name} is never entered"
 
-
-# ------------------------------------------------------------- and each of them counts
 
 @pytest.fixture(scope="module")
 def short_kitchen(tmp_path_factory):

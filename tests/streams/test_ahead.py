@@ -36,9 +36,7 @@ def count_passes(model):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_same_stream_in_fewer_passes(variant):
-    """With grouped queries. Compared with stream.py alone: ids, counters, lengths; p([SKIP]) up to
-    1e-5.
-    """
+    """With grouped queries; ids, counters, lengths of stream.py alone, p([SKIP]) up to 1e-5."""
     model, x = lively(grouped(), frames=16, **VARIANTS[variant])
     passes = count_passes(model)
     steps = plain(model, x)

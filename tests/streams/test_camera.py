@@ -1,10 +1,8 @@
 """Cameras on a real RTSP server: GStreamer's (Debian: gir1.2-gst-rtsp-server-1.0, python3-gi,
 gstreamer1.0-plugins-good), started by the system's Python. Skipped where it is absent."""
 import re
-import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from datetime import datetime
@@ -17,7 +15,7 @@ import torch
 
 from beyond.commands import stream_command
 from beyond.commands.explain import restarted
-from helpers import ROOT, TOY
+from helpers import TOY
 from narrator import load
 from stream import narrate
 from beyond.streams import live
@@ -29,14 +27,13 @@ from support.common.errors import BadData
 from support.files.sources import source_of
 from support.files.video import Video
 from test_data import write_toy
-from test_live import arguments, until
+from test_live import arguments
 from test_video import record, steady
 
 FPS = 6                                 # three times as fast as it is, to be short
 REFRACTORY = 2.5 / FPS                  # s; no frame comes near the end of it
 PYTHON = "/usr/bin/python3"
 SERVER = """
-import sys
 try:
     import gi
     gi.require_version("Gst", "1.0")
@@ -124,8 +121,7 @@ class Eyes:
 
 def test_sentences_are_those_of_the_film_and_go_on_after_an_outage(
         server, tmp_path, monkeypatch, capsys):
-    """After it the segment begins anew, and no sentence reaches back over it. Every line about it
-    has the time of day."""
+    """No sentence reaches back over it. Every line about it has the time of day."""
     monkeypatch.setattr(live, "OUTAGE", 1.0)
     narrator = load(str(TOY), fps=FPS, refractory=REFRACTORY).merge()
     live_bounds(narrator)
@@ -193,27 +189,3 @@ def test_refused(server, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with pytest.raises(BadData, match=r"no pictures at attempt 1 \(nothing came for 1 s\); check"):
             next(iter(Camera(f"rtsp://127.0.0.1:{silent.getsockname()[1]}/door")))
-
-
-@pytest.mark.slow
-def test_killed_and_started_again(server, tmp_path):
-    """No line is lost or doubled, and no secret is written."""
-    jsonl = tmp_path / "a.jsonl"
-    trace = tmp_path / "a.trace"
-    words = [sys.executable, "stream.py", server.url, "--model", str(TOY), "--device", "cpu",
-             "--fps", str(FPS), "--refractory", str(REFRACTORY), "--jsonl", str(jsonl),
-             "--trace", str(trace), "--state", str(tmp_path / "state")]
-    for end, count in ((signal.SIGKILL, 4), (signal.SIGKILL, 8), (signal.SIGINT, 12)):
-        with open(tmp_path / "errors", "a") as errors:
-            process = subprocess.Popen(words, cwd=ROOT, stdout=errors, stderr=errors)
-        until(lambda: jsonl.exists() and jsonl.read_bytes().count(b"\n") >= count, 90)
-        process.send_signal(end)
-        process.wait(20)
-    rows = read_jsonl(jsonl)
-    assert [row["n"] for row in rows] == list(range(len(rows)))
-    frames = [row["frame"] for row in read_jsonl(trace)]
-    assert frames == list(range(len(frames)))
-    check_wall(rows)
-    assert (tmp_path / "errors").read_text().count("goes on after") == 2
-    for file in tmp_path.iterdir():
-        assert b"secret" not in file.read_bytes()

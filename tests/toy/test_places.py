@@ -5,7 +5,7 @@ import pytest
 
 from beyond.commands.data_command import write_toy
 from helpers import ROOT
-from toy.places import changes, kitchen_of, pictures_of_things, true_kitchen, words_of_memory
+from toy.places import changes, kitchen_of, true_kitchen, words_of_memory
 from toy.world import PLACES
 
 KITCHEN = ROOT / "toy" / "kitchen.mp4"
@@ -50,18 +50,4 @@ def test_no_truth_where_the_kitchen_is_not_known(change, tmp_path):
     about = kitchen_of(video)
     assert about["places"] == PLACES and "shown" not in about
     assert kitchen_of(None) == about
-
-
-def test_pictures_of_things():
-    pictures = pictures_of_things()
-    assert len(pictures) == 36 and "red cup" in pictures
-    assert all(address.startswith("data:image/png;base64,") for address in pictures.values())
-
-
-@pytest.mark.parametrize("text, words", [
-    ("You tap the fridge hiding the blue cup.", "blue cup"),
-    ("You heat the red bowl.", ""),
-    ("You wipe the stove after the red.", ""),
-])
-def test_words_of_memory(text, words):
-    assert words_of_memory(text) == words
+    assert len(about["pictures"]) == 36 and "red cup" in about["pictures"]

@@ -29,8 +29,6 @@ def scene(seed, width):
     return stages.Scene(x, [(0, [5])], labels)
 
 
-# ------------------------------------------------------------- what is known
-
 def test_last_seen_by_hand():
     labels = torch.zeros(4, 9, 2, dtype=torch.long)
     labels[0, 3] = torch.tensor([1, 2])
@@ -53,8 +51,6 @@ def test_inventory():
     assert lists == {in_order, " the drawer: green bowl\nthe shelf: red cup"}
 
 
-# ------------------------------------------------------------- look, recall
-
 def test_recall_teaches_the_memory_what_to_keep(tmp_path):
     """Gradients reach the frames before those that are shown."""
     model = tiny()
@@ -65,8 +61,6 @@ def test_recall_teaches_the_memory_what_to_keep(tmp_path):
     stages.inventories(options_in(tmp_path), "recall", model, [video])
     assert not torch.equal(gate, before)
 
-
-# ------------------------------------------------------------- look, taken over
 
 @pytest.mark.parametrize("memory", ["clam", "recent"])
 def test_look_is_taken_over(tmp_path, monkeypatch, memory):
