@@ -181,7 +181,7 @@ def test_what_is_already_in_the_folder(videos, tmp_path):
     file = tmp_path / f"{Path(videos[1]).stem}.safetensors"
     for content, message in ((b"x" * 50, "cannot be read as features"), (None, "choose another")):
         if content is None:                    # a complete file of another program
-            save_file({"weights": torch.zeros(2)}, file)
+            save_file({"weights": torch.zeros(2, 1, 1)}, file)
         else:
             file.write_bytes(content)
         with pytest.raises(BadData, match=f"{file.name}: .*{message}") as error:

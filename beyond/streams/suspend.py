@@ -40,7 +40,9 @@ from beyond.streams.subtitles import Writers, hash_of_end, written_since
 from support.common.disk import expecting, write_tensors
 from support.common.errors import BadData, first_line
 from support.common.progress import say
-from support.common.seal import digest_of, digest_of_file, refuse_if_changed, what_differs
+from support.common.seal import (
+    digest_of, digest_of_file, marks_of, refuse_if_changed, what_differs,
+)
 from support.common.text import counted
 from support.files.sources import Source
 
@@ -184,8 +186,12 @@ def write_state(path: str | Path, context: Bounded, header: dict) -> None:
     # safetensors refuses tensors that share memory
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     text = json.dumps(header | {"format": FORMAT, "stream": numbers})
-    about = {"state": text, "digest": digest_of(text, sorted(tensors.items()))}
+    about = {"state": text, "digest": digest_of_state(text, tensors)}
     write_tensors(path, tensors, about)
+
+
+def digest_of_state(text: str, tensors: dict[str, Tensor]) -> str:
+    return digest_of(text + json.dumps(marks_of(sorted(tensors.items()))))
 
 
 def read_state(path: str | Path) -> tuple[dict, dict[str, Tensor]]:
@@ -198,7 +204,7 @@ def read_state(path: str | Path) -> tuple[dict, dict[str, Tensor]]:
             about = file.metadata() or {}
             # copies, not views: the file is replaced by the next save
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
-        if about["digest"] != digest_of(about["state"], sorted(tensors.items())):
+        if about["digest"] != digest_of_state(about["state"], tensors):
             raise ValueError("its digest differs")
         header = json.loads(about["state"])
         if header["format"] != FORMAT:

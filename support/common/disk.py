@@ -123,14 +123,6 @@ def write_tensors(path: str | Path, tensors: dict[str, torch.Tensor],
                           f"is there room?") from error
 
 
-def hash_tensors(hashed, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Add (name, tensor) to a hash of hashlib: names, dtypes, shapes and numbers."""
-    for name, tensor in tensors:
-        hashed.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        # as bytes, because NumPy has no bfloat16
-        hashed.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-
-
 def write_text(path: str | Path, text: str) -> None:
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
@@ -262,7 +254,5 @@ def file_name(name: str) -> str:
     Different names become different files. Letters of other scripts stay: quoted, each would take
     nine of the 255 bytes that a name can have.
     """
-    def percent(match: re.Match) -> str:
-        return "".join(f"%{ord(character):02X}" for character in match[0])
-
-    return re.sub(r'[\x00-\x1f\x7f%/\\:*?"<>|]|^\.+', percent, name)
+    return re.sub(r'[\x00-\x1f\x7f%/\\:*?"<>|]|^\.',
+                  lambda match: f"%{ord(match[0]):02X}", name)

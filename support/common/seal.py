@@ -11,9 +11,7 @@ from pathlib import Path
 from zlib import crc32
 
 import torch
-from safetensors import safe_open
 
-from support.common.disk import hash_tensors
 from support.common.errors import BadData
 from support.common.progress import say_as_one
 
@@ -61,12 +59,10 @@ def known_mark(what: str, of: str, kept: str | None, present: str | None, advice
                       f"narrator.json if you know that the model is the same")
     if kept and present:
         refuse_if_changed(what, {of: kept}, {of: present}, advice)
-    elif present:
-        say_as_one(f"{what}: does not say which {of} it was made with; that it is this one is not "
-                   f"compared")
     else:
-        say_as_one(f"{what}: that its {of} is the narrator's is not compared; the narrator does not "
-                   f"say which that is")
+        silent = what if present else "the narrator"
+        say_as_one(f"{silent}: does not say which {of} it was made with; that it is this one is not "
+                   f"compared")
     return present or kept
 
 
@@ -89,7 +85,8 @@ def digest_of_samples(samples: Sequence, frames: bool = False) -> str:
         hashed.update(repr(about).encode())
         if frames:
             pictures_or_features = sample.frames() if sample.source else sample.tokens()
-            hash_tensors(hashed, (("", torch.as_tensor(frame)) for frame in pictures_or_features))
+            for frame in pictures_or_features:
+                hashed.update(mark_of_numbers(torch.as_tensor(frame)).encode())
     return f"{len(samples)} of hash {hashed.hexdigest()[:16]}"
 
 
@@ -110,32 +107,28 @@ def digest_of_features(samples: Sequence, every_frame: bool = False) -> str:
     return f"{len(samples)} of hash {digest_of(str(of_samples))[:16]}"
 
 
-def marks_of_tensors(path: Path) -> dict[str, str]:
-    """{name of a tensor in a .safetensors file: its mark}."""
-    with safe_open(path, "pt") as file:
-        return {name: mark_of_numbers(file.get_tensor(name)) for name in file.keys()}
+def marks_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
+    """{name of a tensor: its mark}."""
+    return {name: mark_of_numbers(tensor) for name, tensor in tensors}
 
 
 def mark_of_numbers(tensor: torch.Tensor) -> str:
-    """Of a tensor: its shape, and the CRC-32 of all numbers. Numbers of bfloat16 that are stored in
-    float32 have the same mark.
+    """Of a tensor: its shape, and the CRC-32 of all numbers; their format, but that numbers of bfloat16
+    have the same mark where they are stored in float32.
 
     A change within 4 bytes is always seen; a larger one, two rows that were exchanged for example, is
     missed once in 2^32.
     """
+    form = "" if tensor.dtype in (torch.float32, torch.bfloat16) else tensor.dtype
     checksum = 0
-    for piece in tensor.flatten().split(PIECE):
-        numbers = narrowest(piece).contiguous().view(torch.uint8).numpy()      # has no bfloat16
-        checksum = crc32(numbers, checksum)
-    return f"{[list(tensor.shape)]} {checksum:08x}"
-
-
-def narrowest(numbers: torch.Tensor) -> torch.Tensor:
-    """The same numbers in bfloat16, if that holds them all."""
-    if numbers.dtype != torch.float32:
-        return numbers
-    narrow = numbers.to(torch.bfloat16)
-    return narrow if torch.equal(narrow.float(), numbers) else numbers
+    for numbers in tensor.detach().cpu().flatten().split(PIECE):
+        if numbers.dtype == torch.float32:
+            narrow = numbers.to(torch.bfloat16)
+            if torch.equal(narrow.float(), numbers):
+                numbers = narrow
+        # as bytes: numpy has no bfloat16
+        checksum = crc32(numbers.contiguous().view(torch.uint8).numpy(), checksum)
+    return f"{form}{[list(tensor.shape)]} {checksum:08x}"
 
 
 def digest_of_file(path: str | Path) -> str:
@@ -170,8 +163,6 @@ def digest_of_program() -> str:
     return digest_of("".join(source.read_text("utf-8") for source in sorted(sources)))[:16]
 
 
-def digest_of(text: str, tensors: Iterable[tuple[str, torch.Tensor]] = ()) -> str:
-    """SHA-256 of a text, and of tensors with their names, dtypes and shapes."""
-    hashed = sha256(text.encode())
-    hash_tensors(hashed, tensors)
-    return hashed.hexdigest()
+def digest_of(text: str) -> str:
+    """SHA-256."""
+    return sha256(text.encode()).hexdigest()

@@ -69,9 +69,9 @@ def try_out(llm: nn.Module) -> bool:
     words = llm.get_input_embeddings()
     ids = torch.arange(4, device=llm.device) + len(words.weight) // 2           # any words
     e = words(ids)[None]
-    # its head, and what comes after it, on one layer
+    # its head, and what comes after it
     layers = llm.model.layers
-    llm.model.layers = layers[:1]
+    llm.model.layers = one_of_each_kind(layers)
     llm.set_attn_implementation("eager")
     hidden = llm.model(inputs_embeds=e, use_cache=False).last_hidden_state
     logits = llm(inputs_embeds=e, use_cache=False).logits
@@ -79,17 +79,28 @@ def try_out(llm: nn.Module) -> bool:
         raise BadData(f"its logits are not finite in {llm.dtype} (give --dtype bfloat16 or float32)")
     if (llm.lm_head(hidden) - logits).norm() > 1e-3 * logits.norm():
         raise BadData("it scales its logits, or caps them")
-    if llm.dtype == torch.float32:
-        llm.model.layers = layers
-        return attends_by_segments(llm.model, e, 1e-3)
-    one_layer = deepcopy(llm.model, {id(words): nn.Identity()}).float()
+    # its layers, in float32: differences may be as small as rounding
+    small = deepcopy(llm.model, {id(words): nn.Identity()}).float()
     llm.model.layers = layers
-    # all layers roughly, and one in float32: differences may be as small as rounding
-    one_does = attends_by_segments(one_layer, e.float(), 1e-3)
-    return attends_by_segments(llm.model, e, 0.1) and one_does
+    by_segments = attends_by_segments(small, e.float())
+    fuse_norms(llm.model)
+    attention.install(llm.model)
+    return by_segments
 
 
-def attends_by_segments(model: nn.Module, e: Tensor, tolerance: float) -> bool:
+def one_of_each_kind(layers: nn.ModuleList) -> nn.ModuleList:
+    """The first layer of each kind. Layers of one kind differ in their numbers alone."""
+    kinds = {}
+    for layer in layers:
+        kind = [(name, weight.shape) for name, weight in layer.named_parameters()]
+        for module in layer.modules():
+            kind += [(name, value) for name, value in vars(module).items()
+                     if isinstance(value, int | float | str) and name != "layer_idx"]
+        kinds.setdefault(str(kind), layer)
+    return nn.ModuleList(kinds.values())
+
+
+def attends_by_segments(model: nn.Module, e: Tensor) -> bool:
     """The same of a model without head, and embeddings of four tokens [1, 4, D_lm]."""
     def run(begin: int, end: int, **options) -> Tensor:
         """The last hidden states of some of the tokens."""
@@ -98,7 +109,7 @@ def attends_by_segments(model: nn.Module, e: Tensor, tolerance: float) -> bool:
                      **options).last_hidden_state[0]
 
     def is_own(hidden: Tensor) -> bool:
-        return bool((hidden - own).norm() <= tolerance * own.norm())
+        return bool((hidden - own).norm() <= 1e-3 * own.norm())
 
     # by itself: the last three of four tokens alone
     model.set_attn_implementation("eager")

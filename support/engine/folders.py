@@ -4,6 +4,9 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
+from safetensors import safe_open
+from torch import Tensor
+
 from support.common.disk import read_json
 from support.common.errors import BadData, first_line
 from support.common.signatures import what_is
@@ -104,11 +107,20 @@ def read_object(file: Path) -> dict:
     return content
 
 
-@contextmanager
-def reading(file: Path) -> Iterator[None]:
-    """A context in which safetensors reads a file: if that fails, BadData says what the file is."""
+def tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
+    """The names and tensors of a .safetensors file. BadData if it is damaged, or if a weight is stored
+    in another form than numbers with a point: it would be taken without the scales that go with it.
+    """
     try:
-        yield
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():
+                form = tensors.get_slice(name).get_dtype()
+                if name.endswith("weight") and form not in ("F64", "F32", "F16", "BF16"):
+                    raise BadData(f"{file}: {name} is quantised ({form}); give the model in bfloat16, "
+                                  f"float16 or float32")
+                yield name, tensors.get_tensor(name)
+    except BadData:
+        raise
     except Exception as error:                  # damaged files raise anything
         what = what_is(file) or f"cannot be read ({first_line(error)[:150]})"
         raise BadData(f"{file} {what}; a whole .safetensors file is read") from error

@@ -11,15 +11,14 @@ from hashlib import sha256
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from support.common.disk import expecting
 from support.common.errors import BadData, first_line
-from support.common.seal import MARKS, digest_of, known_mark, marks_of_tensors
+from support.common.seal import MARKS, digest_of, known_mark, marks_of
 from support.engine.cpu import is_large, multiplies_bf16
 from support.engine.folders import (
-    MODELS, cannot_be_loaded, listed, loading, model_folder, read_object, reading,
+    MODELS, cannot_be_loaded, listed, loading, model_folder, read_object, tensors_of,
 )
 
 # of a model's settings, what changes with the program that wrote it, and how it is stored
@@ -76,8 +75,7 @@ class FrozenModel:
         settings = json.loads(settings, object_hook=compared)
         tensors = {}
         for file in self.weight_files():
-            with reading(file):
-                tensors |= marks_of_tensors(file)
+            tensors |= marks_of(tensors_of(file))
         if self.kind == "vision":
             beside = [numbers.tolist() for numbers in pixel_settings(self.folder)]
         else:
@@ -118,7 +116,8 @@ def load_weights(Class: type, model: FrozenModel, dtype: torch.dtype):
     which transformers would fill in at random, or have others than the model.
     """
     config = model.config()
-    check_stored(model)
+    # all files are looked at first: transformers would take quantised weights for numbers
+    _ = model.mark
     with loading(model.source, model.kind):
         loaded, report = Class.from_pretrained(
             model.folder, config=config, dtype=dtype, attn_implementation="eager", use_safetensors=True,
@@ -134,19 +133,6 @@ def load_weights(Class: type, model: FrozenModel, dtype: torch.dtype):
                 raise BadData(f"its weights are not finite in {dtype} ({name}); are its files "
                               f"whole, and are its numbers too large for float16?")
     return loaded
-
-
-def check_stored(model: FrozenModel) -> None:
-    """BadData if a file of weights is damaged, or a weight is stored in another form than numbers
-    with a point. transformers would take it without the scales that go with it.
-    """
-    for file in model.weight_files():
-        with reading(file), safe_open(file, "pt") as weights:
-            stored = {name: weights.get_slice(name).get_dtype() for name in weights.keys()}
-        for name, form in stored.items():
-            if name.endswith("weight") and form not in ("F64", "F32", "F16", "BF16"):
-                raise BadData(f"{file}: {name} is quantised ({form}); give the model in bfloat16, "
-                              f"float16 or float32")
 
 
 def load_llm(source: str | FrozenModel, dtype: torch.dtype = torch.float32):
@@ -265,8 +251,7 @@ def pixel_settings(folder: Path) -> tuple[Tensor, Tensor]:
         if not is_scaled or abs(scale - 1) > 1e-4:
             raise BadData(f"{file}: colours are scaled by 1/255 and normalised here; give another "
                           f"vision model")
-        mean = torch.tensor([float(number) for number in settings["image_mean"]])
-        std = torch.tensor([float(number) for number in settings["image_std"]])
-        if len(mean) != 3 or len(std) != 3:
+        colours = torch.tensor([settings["image_mean"], settings["image_std"]], dtype=torch.float32)
+        if colours.shape != (2, 3):
             raise ValueError("one for each colour")
-    return mean, std
+    return colours.unbind()

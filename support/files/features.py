@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,11 +34,11 @@ READ = "what is read is .safetensors, or .pt with one tensor [frames, tokens, wi
 
 
 @contextmanager
-def open_features(path: Path, name: str | None = None) -> Iterator[tuple[Any, dict[str, str]]]:
+def open_features(path: Path, name: str | None = None) -> Iterator[tuple[Tensor, dict[str, str]]]:
     """Open a file of features -> (features [T, J, D], what the file says of itself).
 
-    The features can be sliced: only the frames of a slice are read. A slice of a .pt file is a
-    view, which keeps the file open. Only files of `data.py encode` say something; of others, {}.
+    The features are a view of the file, which stays open with them: what is not used is not read.
+    Only files of `data.py encode` say something; of others, {}.
 
     name    of the tensor, in a .safetensors file with several
 
@@ -49,8 +48,9 @@ def open_features(path: Path, name: str | None = None) -> Iterator[tuple[Any, di
         raise BadData(f"{path}: no such file")
     try:
         if path.suffix.lower() == ".pt":
-            x = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-            yield x.detach(), {}
+            x = torch.load(path, map_location="cpu", mmap=True, weights_only=True).detach()
+            check_shape(path, x)
+            yield x, {}
             return
         with safe_open(path, "pt") as file:
             names = sorted(file.keys())
@@ -62,7 +62,9 @@ def open_features(path: Path, name: str | None = None) -> Iterator[tuple[Any, di
             header = file.metadata() or {}
             if not {"vision", "grid", "fps", "duration"} <= header.keys():
                 header = {}
-            yield file.get_slice(name), header
+            x = file.get_tensor(name)
+            check_shape(path, x)
+            yield x, header
     except BadData:
         raise
     except Exception as error:                 # a damaged pickle can raise nearly anything
@@ -102,15 +104,13 @@ def encoder_mark(header: dict[str, str], config, what: str = "the features") -> 
     return known_mark(what, "vision model", mark, config.vision_mark, advice)
 
 
-def check_shape(path: Path, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> None:
-    if len(shape) != 3 or 0 in shape or not dtype.is_floating_point:
+def check_shape(path: Path, x: Tensor) -> None:
+    if x.dim() != 3 or 0 in x.shape or not x.is_floating_point():
         raise BadData(f"{path}: features must be [frames, tokens, width] in floating point, none "
-                      f"of them 0, not {list(shape)} in {dtype}")
+                      f"of them 0, not {list(x.shape)} in {x.dtype}")
 
 
-def check_features(path: Path, x: Tensor) -> None:
-    """Raise BadData unless these are features."""
-    check_shape(path, x.shape, x.dtype)
+def check_finite(path: Path, x: Tensor) -> None:
     if not x.isfinite().all():
         raise BadData(f"{path}: features contain NaN or infinite values; extract them again")
 
@@ -124,9 +124,8 @@ def load_features(source: Source, config) -> Tensor:
 
     Raises BadData if the file does not hold such features.
     """
-    with open_features(source.path, source.tensor) as (frames, header):
-        x = frames[:]
-        check_features(source.path, x)
+    with open_features(source.path, source.tensor) as (x, header):
+        check_finite(source.path, x)
         check_fit(source.given, float(header.get("fps", config.fps)), x.shape, config)
         config.vision_mark = encoder_mark(header, config, f"the features of {source}")
     return x
@@ -225,10 +224,8 @@ class Features:
     @cached_property
     def about(self) -> tuple[dict[str, str], tuple[int, ...]]:
         """What the file says of itself, and [T, J, D]: it is opened once, and no frame is read."""
-        with open_features(self.path) as (frames, header):
-            shape = frames.shape if isinstance(frames, Tensor) else frames.get_shape()
-        check_shape(self.path, shape)
-        rows = shape[0]
+        with open_features(self.path) as (x, header):
+            rows = len(x)
         # of files of `data.py encode` the number is known. Others are told by their index: with more
         # or less than that, frames would be taken for those of other times
         wanted = int(self.duration * INDEX_FPS) + 1
@@ -236,7 +233,7 @@ class Features:
             raise BadData(f"{self.path}: has {rows} rows, and for the {self.duration:g} s of its "
                           f"index {wanted} are needed, {INDEX_FPS:g} a second; are they of another "
                           f"rate or another video? Get them or their features_metadata.json again")
-        return header, tuple(shape)
+        return header, tuple(x.shape)
 
     @property
     def header(self) -> dict[str, str]:
@@ -248,9 +245,8 @@ class Features:
 
     def mark(self) -> str:
         """Of all frames. BadData if some are not finite."""
-        with open_features(self.path) as (frames, _):
-            x = frames[:]
-            check_features(self.path, x)
+        with open_features(self.path) as (x, _):
+            check_finite(self.path, x)
             return mark_of_numbers(x)
 
     def read(self, start: int, stop: int) -> Tensor:
@@ -262,11 +258,11 @@ class Features:
         if rows < stop:
             raise BadData(f"{self.path}: ends at frame {rows}, its annotations need {stop}; get "
                           f"the features again")
-        with open_features(self.path) as (frames, _):
-            x = frames[start:stop]
-            check_features(self.path, x)
+        with open_features(self.path) as (x, _):
             # always a copy, because a view of the file would keep it mapped
-            return x.to(torch.float32, copy=True)
+            x = x[start:stop].to(torch.float32, copy=True)
+            check_finite(self.path, x)
+            return x
 
 
 def read_header(path: Path) -> Features:
@@ -274,12 +270,11 @@ def read_header(path: Path) -> Features:
 
     Raises BadData if the file is damaged, or was written by another program.
     """
-    with open_features(path) as (frames, header):
+    with open_features(path) as (x, header):
         if not header:
             raise BadData(f"{path}: was not written by data.py encode; delete it and encode its "
                           f"video again, or choose another --output")
-        count, *_ = frames.get_shape()
-        return Features(path, float(header["duration"]), float(header["fps"]), count)
+        return Features(path, float(header["duration"]), float(header["fps"]), len(x))
 
 
 class Store:

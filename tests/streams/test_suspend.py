@@ -19,8 +19,7 @@ from helpers import ROOT, grouped, lively, narrate, row_of
 from beyond.streams import suspend
 from beyond.streams.bounds import open_stream
 from beyond.streams.inputs import Input
-from beyond.streams.suspend import read_state, unpack, write_state
-from support.common.seal import digest_of
+from beyond.streams.suspend import digest_of_state, read_state, unpack, write_state
 from support.common.disk import read_jsonl as rows_of
 from support.common.errors import BadData
 from support.files.sources import source_of
@@ -252,7 +251,7 @@ def rewritten(change):
         header, tensors = read_state(path)
         change(header)
         text = json.dumps(header)
-        save_file(tensors, path, {"state": text, "digest": digest_of(text, sorted(tensors.items()))})
+        save_file(tensors, path, {"state": text, "digest": digest_of_state(text, tensors)})
     return rewrite
 
 
