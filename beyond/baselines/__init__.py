@@ -6,12 +6,11 @@ from beyond.baselines.memories import MEMORIES
 from beyond.baselines.mod import RoutedConfig, RoutedNarrator, with_routers
 from beyond.baselines.narration_memory import HistoryConfig, HistoryNarrator, with_history
 from stream import Context
-from support.engine.registry import NARRATORS, SWITCHED_OFF
+from support.engine.registry import NARRATORS
 
 narrator.MEMORIES.update(MEMORIES)
 NARRATORS[HistoryConfig] = HistoryNarrator          # Table 15
 NARRATORS[RoutedConfig] = RoutedNarrator            # VideoLLM-MoD
-SWITCHED_OFF.update(narration_memory=0, mod_keep=None)
 
 
 def context_class(model: narrator.Narrator, Base: type[Context] = Context) -> type[Context]:

@@ -31,9 +31,9 @@ HISTORY = -3                # placeholder id, where the tokens of the narration 
 @dataclass
 class HistoryConfig(Config):
     """Settings with that of Table 15."""
-    narration_memory: int = setting(0,
+    narration_memory: int = setting(20,
         "Table 15 where given: tokens N of a second CLAM, on narrations, which are then not kept",
-        (0, LARGEST), needs="a new narrator")
+        needs="a new narrator")
 
     def __post_init__(self):
         super().__post_init__()

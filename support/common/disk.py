@@ -8,14 +8,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from socket import gethostname
-from uuid import uuid4
+from tempfile import mkdtemp
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from support.common.errors import BadData, first_line
-from support.common.signatures import what_is
 
 
 @contextmanager
@@ -71,12 +70,11 @@ def replacing(path: str | Path) -> Iterator[Path]:
     path = Path(os.path.realpath(path))        # of a symbolic link, what it names is replaced
     # of this process alone, on whatever machine; safetensors puts files of its own beside it
     name = f".{path.name[:40]}.{gethostname()[:40]}"
-    folder = path.with_name(f"{name}.{os.getpid()}.{uuid4().hex[:8]}.part")
-    part = folder / path.name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_of_killed(path.parent, name)
-        folder.mkdir()
+        folder = Path(mkdtemp(".part", f"{name}.{os.getpid()}.", path.parent))
+        part = folder / path.name
         part.touch()
     except OSError as error:
         raise BadData(f"{path}: cannot be written ({error.strerror}); "
@@ -176,8 +174,19 @@ def read_json(path: Path):
     try:
         return parse_json(text)
     except (ValueError, RecursionError) as error:
-        reason = what_is(path) or f"is not JSON ({first_line(error)})"
+        reason = POINTER if is_pointer(path) else f"is not JSON ({first_line(error)})"
         raise BadData(f"{path}: {reason}") from None
+
+
+POINTER = "is a Git LFS pointer, not the file that it stands for; get that by `git lfs pull`"
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether a file that cannot be read has a pointer of Git LFS in its place."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(23) == b"version https://git-lfs"
 
 
 @contextmanager

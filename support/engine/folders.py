@@ -7,9 +7,8 @@ from pathlib import Path
 from safetensors import safe_open
 from torch import Tensor
 
-from support.common.disk import read_json
+from support.common.disk import POINTER, is_pointer, read_json
 from support.common.errors import BadData, first_line
-from support.common.signatures import what_is
 
 ADAPTER = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -122,7 +121,7 @@ def tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
     except BadData:
         raise
     except Exception as error:                  # damaged files raise anything
-        what = what_is(file) or f"cannot be read ({first_line(error)[:150]})"
+        what = POINTER if is_pointer(file) else f"cannot be read ({first_line(error)[:150]})"
         raise BadData(f"{file} {what}; a whole .safetensors file is read") from error
 
 

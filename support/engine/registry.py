@@ -1,5 +1,5 @@
 """Which settings a narrator can have, and which class it then is. narrator.py and baselines/ fill the
-tables when they are imported.
+table when they are imported.
 """
 from dataclasses import fields
 
@@ -7,14 +7,10 @@ from support.common.errors import BadData
 
 # The classes of narrators, by the classes of their settings; the paper's is the first.
 NARRATORS: dict[type, type] = {}
-# Settings that only some of the classes have, with the value that switches them off.
-SWITCHED_OFF: dict[str, object] = {}
 
 
 def make_config(**given):
     """Settings by name (narrator.py: Config). BadData if one is unknown or wrong."""
-    given = {name: value for name, value in given.items()
-             if name not in SWITCHED_OFF or value != SWITCHED_OFF[name]}
     for config_class in NARRATORS:
         names = {field.name for field in fields(config_class)}
         if given.keys() <= names:
