@@ -180,15 +180,15 @@ def test_what_says_nothing_is_told_once(made, tmp_path, no_java):
 
 @pytest.mark.parametrize("whole", [0, 1e9])
 def test_features_of_a_set_of_any_size(made, tmp_path, monkeypatch, capsys, whole):
-    """All frames of a small one, places of a large one, which is told."""
+    """All frames of a small one, dates of a large one, which is told."""
     monkeypatch.setattr(seal, "WHOLE", whole)
     shutil.copytree(made, tmp_path / "at")
     file = tmp_path / "at" / "own" / "features" / "a.safetensors"
     sample = SimpleNamespace(features=read_header(file))
-    before = seal.digest_of_features([sample], every_frame=True)
+    before = seal.digest_of_features([sample], finite=True)
     FEATURES(tmp_path / "at")
-    assert seal.digest_of_features([sample], every_frame=True) != before
-    assert ("places of each file" in capsys.readouterr().err) == (whole == 0)
+    assert seal.digest_of_features([sample], finite=True) != before
+    assert ("sizes and dates" in capsys.readouterr().err) == (whole == 0)
 
 
 def test_a_changed_threshold_is_told(made, tmp_path):

@@ -53,7 +53,7 @@ def begin_together(narrator: nn.Module, samples: Sequence, held_out: Sequence,
     """
     options.identity = identity_of_training(narrator, options) | {
         "the training videos": digest_of_samples(samples),
-        "the features": digest_of_features(samples, every_frame=True),
+        "the features": digest_of_features(samples, finite=True),
     }
     if is_alone():
         return

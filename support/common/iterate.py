@@ -1,15 +1,7 @@
-"""Iterators: in lists of equal size, and prepared ahead by a thread."""
+"""Iterators whose items a thread prepares ahead."""
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from queue import SimpleQueue
 from threading import Semaphore, Thread
-
-
-def chunks(items: Iterator, size: int) -> Iterator[list]:
-    """Lists of `size` items, the last one shorter."""
-    items = iter(items)
-    while chunk := list(islice(items, size)):
-        yield chunk
 
 
 def next_one_ready(reads: Iterable[Callable]) -> Iterator:

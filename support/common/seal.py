@@ -18,7 +18,6 @@ from support.common.progress import say_as_one
 PIECE = 2 ** 20                         # numbers or bytes that are looked at together
 # of the features of a data set, at each start of a run: 4 GB take about 2 seconds
 WHOLE = 4e9                             # bytes
-PLACES = 128                            # of each file of a larger set, 4096 bytes each
 
 MARKS = "2"                             # the version of all marks of models and features
 
@@ -90,19 +89,22 @@ def digest_of_samples(samples: Sequence, frames: bool = False) -> str:
     return f"{len(samples)} of hash {hashed.hexdigest()[:16]}"
 
 
-def digest_of_features(samples: Sequence, every_frame: bool = False) -> str:
-    """Of the features of samples: of places in their files.
+def digest_of_features(samples: Sequence, finite: bool = False) -> str:
+    """Of the features of samples: of all bytes of their files. Where these are more than WHOLE
+    together, of their sizes and the times when they were changed, and that is told.
 
-    every_frame     of all frames, if their files have at most WHOLE bytes together. BadData if one of
-                    them is damaged: made whole again, it would be another one
+    finite      BadData if some are not: made whole again, they would be others
     """
     files = {sample.features.path: sample.features for sample in samples if sample.features}
-    if every_frame and sum(path.stat().st_size for path in files) > WHOLE:
-        every_frame = False
-        say_as_one(f"more than {WHOLE / 1e9:g} GB of features: that they stay the same while a run is "
-                   f"interrupted is seen in {PLACES} places of each file")
-    marks = {path: features.mark() if every_frame else digest_of_places(path)
-             for path, features in files.items()}
+    status = {path: path.stat() for path in files}
+    if sum(status[path].st_size for path in files) > WHOLE:
+        say_as_one(f"more than {WHOLE / 1e9:g} GB of features: that they stay the same is seen by the "
+                   f"sizes and dates of their files; copies keep these by cp -p, rsync -a or tar")
+        marks = {path: f"{status[path].st_size} bytes of {status[path].st_mtime_ns}" for path in files}
+    elif finite:
+        marks = {path: features.mark() for path, features in files.items()}
+    else:
+        marks = {path: digest_of_file(path) for path in files}
     of_samples = [marks[sample.features.path] if sample.features else None for sample in samples]
     return f"{len(samples)} of hash {digest_of(str(of_samples))[:16]}"
 
@@ -138,20 +140,6 @@ def digest_of_file(path: str | Path) -> str:
         while piece := file.read(PIECE):
             checksum = crc32(piece, checksum)
         return f"{file.tell()} bytes, {checksum:08x}"
-
-
-def digest_of_places(path: Path) -> str:
-    """Of the size of a file of features and PLACES from its first to its last numbers."""
-    start = 0
-    checksum = 0
-    with open(path, "rb") as file:
-        if path.suffix == ".safetensors":       # what it says of itself does not matter
-            start = 8 + int.from_bytes(file.read(8), "little")
-        size = path.stat().st_size - start
-        for i in range(PLACES):
-            file.seek(start + i * max(0, size - 4096) // (PLACES - 1))
-            checksum = crc32(file.read(4096), checksum)
-    return f"{size} bytes, {checksum:08x}"
 
 
 def digest_of_program() -> str:

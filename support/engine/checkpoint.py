@@ -158,8 +158,7 @@ def save_narrator(narrator, folder: Path, dtype: torch.dtype | None) -> None:
     models = {kind: portable_path(getattr(config, kind), folder) for kind in config.MODEL_NAMES}
     config = replace(config, **models)
     weights = {name: p.to(dtype or p.dtype) for name, p in narrator.trainable().items()}
-    # the modules beside the language model
-    modules = dict.fromkeys(name.split(".")[2] for name in weights)
+    modules = {name.split(".")[2] for name in weights}
     base, revision = config.llm, None
     if not Path(base).exists() and not (folder / base).exists():
         base, revision = name_and_revision(base)
@@ -172,7 +171,7 @@ def save_narrator(narrator, folder: Path, dtype: torch.dtype | None) -> None:
         "lora_alpha": config.lora_alpha,
         "lora_dropout": config.lora_dropout,
         "target_modules": TARGETS,
-        "modules_to_save": [name for name in modules if name not in ("model", "lm_head")],
+        "modules_to_save": sorted(modules - {"model", "lm_head"}),         # beside the language model
     }
     settings = {name: value for name, value in asdict(config).items()
                 if not name.startswith("lora") and name != "llm"}

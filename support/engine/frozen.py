@@ -214,17 +214,10 @@ def eot_id(tokenizer) -> int:
 def load_vision_model(source: str | FrozenModel, dtype: torch.dtype = torch.float32):
     """(vision model, mean and standard deviation of each colour) from a folder or hub id.
 
-    Of a model for images and text, the image half. BadData unless it is a vision transformer with
-    square patches.
+    Of a model for images and text, the image half.
     """
     from transformers import AutoModel
     model = find_model(source, "vision")
-    config = model.config()
-    config = getattr(config, "vision_config", config)
-    for name in ("image_size", "patch_size", "hidden_size"):
-        if not isinstance(getattr(config, name, None), int):
-            raise cannot_be_loaded(model.source, "vision", f"it has no {name}, as vision "
-                                   f"transformers with square patches have")
     vision = load_weights(AutoModel, model, dtype)
     if hasattr(vision.config, "vision_config"):
         with loading(model.source, "vision"):

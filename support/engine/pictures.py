@@ -36,10 +36,13 @@ def check_encoder(model: nn.Module, frame_tokens: Callable[[nn.Module, Tensor, i
     frame_tokens    (model, normalised pictures, grid) -> tokens (narrator.py)
     """
     config = deepcopy(model.config)
-    config.image_size = 4 * config.patch_size
-    config.intermediate_size = config.hidden_size
-    config.num_hidden_layers = 1
     try:
+        for name in ("image_size", "patch_size", "hidden_size"):
+            if not isinstance(getattr(config, name, None), int):
+                raise BadData(f"it has no {name}, as vision transformers with square patches have")
+        config.image_size = 4 * config.patch_size
+        config.intermediate_size = config.hidden_size
+        config.num_hidden_layers = 1
         with torch.random.fork_rng([]):         # other random numbers stay as they are
             small = type(model)(config).eval()
             pictures = torch.randn(3, 3, config.image_size, config.image_size)

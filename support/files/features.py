@@ -22,7 +22,7 @@ from torch import Tensor
 
 from support.common.disk import expecting, read_json
 from support.common.errors import BadData
-from support.common.iterate import chunks, prefetch
+from support.common.iterate import prefetch
 from support.common.seal import known_mark, mark_of_numbers
 from support.files.sources import Source
 from support.files.video import Video
@@ -195,7 +195,8 @@ def encode_pictures(pictures: Iterable[np.ndarray], vision: Callable[[Tensor], T
 def encode_batches(pictures: Iterable[np.ndarray], vision: Callable[[Tensor], Tensor],
                    batch: int) -> Iterator[Tensor]:
     """The same, a batch at a time [B, J, D]: on a GPU, one copy there and one back."""
-    for chunk in chunks(pictures, batch):
+    pictures = iter(pictures)
+    while chunk := list(islice(pictures, batch)):
         yield vision(torch.from_numpy(np.stack(chunk)))
 
 
