@@ -181,7 +181,8 @@ def compare_kitchens(section: str, promise: re.Match, before: list, after: list,
 def test_changes_can_be_made(section, tmp_path):
     """The old lines of each change are in its file, once; its new lines are Python."""
     file = re.search(r"`([\w/]+\.py)`", section)[1]
-    shutil.copy(ROOT / file, tmp_path)
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / file, tmp_path / file)
     for which in range(section.count("```diff")):
         apply(section, tmp_path, which)
 
