@@ -10,7 +10,6 @@ allows.
     moviechat [M, D + 1]          20,500                       nothing
     tokenmlp  [M, D]              20,480                       which tokens to keep
     retnet    [h, D/2h, D/h]      65,536                       keys, values, queries
-    scalar    [h, D/2h, D/h]      65,536                       and a gate for each head
     clam      [h, D/2h, D/h]      65,536                       and a gate for each key channel
     tied      [h, D/2h, D/h]      65,536                       the same as clam
     writing   [h, D/2h, D/h]      65,536                       and how much a head writes
@@ -253,17 +252,6 @@ class RetNet(CLAM):
         return k, v, log_gate
 
 
-class ScalarGate(CLAM):
-    """Between RetNet and CLAM: one gate for each head, as in Mamba-2 (App. B.2), computed from the
-    token as CLAM's gates are."""
-
-    def __init__(self, width: int, M: int = 20, heads: int = 8, rank: int = 16, **options):
-        super().__init__(width, M, heads, rank, **options)
-        to_rank = nn.Linear(width, rank, bias=False)
-        self.w_gate = nn.Sequential(to_rank, nn.Linear(rank, heads))
-        self.reset_parameters()
-
-
 class TiedCLAM(CLAM):
     """CLAM with an input gate that is tied to its decay gate (not in the paper), as in HGRN2 (Qin et
     al., 2024, arXiv 2404.07904) and the minimal gated unit (Zhou et al., 2016, arXiv 1603.09420):
@@ -379,7 +367,6 @@ MEMORIES = {
     "tied": TiedCLAM,
     "writing": WritingCLAM,
     "delta": DeltaNet,
-    "scalar": ScalarGate,
     "retnet": RetNet,
     "tokenmlp": TokenMLP,
     "moviechat": MovieChat,
