@@ -43,13 +43,13 @@ ARMS = {"mean": MeanOfTied}
 ARMS |= {name: kind for name, kind in MEMORIES.items() if kind.HAS_HEADS}
 
 
-def small_world() -> Tensor:
+def tokens_of_small_world() -> Tensor:
     """Tokens [J, 1 + things, EACH, D]: orthogonal vectors for places and things, and noise."""
     place, thing = nn.init.orthogonal_(torch.empty(16, 32), 3.4).split([7, 9])
     return place[:, None, None] + thing[:, None] + 0.17 * torch.randn(7, 9, EACH, 32)
 
 
-def kitchens() -> Tensor:
+def tokens_of_kitchens() -> Tensor:
     """Tokens [J, 1 + types of things, EACH, D] of the toy's frames, as its encoder sees them."""
     vision = VisionEncoder("toy/checkpoint/vision", 3)
     x, labels = [], []
@@ -67,8 +67,8 @@ def kitchens() -> Tensor:
 
 # of each: its tokens, heads, rate, steps
 WORLDS = {
-    "small": (small_world, 4, 0.003, 800),
-    "kitchens": (kitchens, 8, 7e-4, 1200),
+    "small": (tokens_of_small_world, 4, 0.003, 800),
+    "kitchens": (tokens_of_kitchens, 8, 7e-4, 1200),
 }
 
 

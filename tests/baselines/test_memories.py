@@ -8,7 +8,7 @@ import torch.nn.functional as F
 import narrator as nar
 from beyond.baselines import memories
 from beyond.baselines.memories import (
-    DeltaNet, KMeans, MovieChat, RecentFrames, RetNet, ScalarGate, TiedCLAM, TokenMLP,
+    DeltaNet, KMeans, MovieChat, RecentFrames, RetNet, TiedCLAM, TokenMLP,
     WritingCLAM,
 )
 from clam import CLAM
@@ -18,7 +18,7 @@ from support.common.errors import BadData
 from test_equalities import assert_chunked_is_recurrent, assert_same, both_ways
 
 WIDTH, M, J = 32, 25, 10                       # frames do not fill the M places exactly
-LEARNED = {"clam": CLAM, "scalar": ScalarGate, "retnet": RetNet, "tokenmlp": TokenMLP,
+LEARNED = {"clam": CLAM, "retnet": RetNet, "tokenmlp": TokenMLP,
            "tied": TiedCLAM, "writing": WritingCLAM, "delta": DeltaNet}
 GIVEN = {"kmeans": KMeans, "moviechat": MovieChat, "recent": RecentFrames}
 
@@ -215,7 +215,7 @@ def test_tokenmlp_by_hand():
         assert near(after[m], expected)
 
 
-@pytest.mark.parametrize("name", ["retnet", "scalar", "tied", "writing", "delta"])
+@pytest.mark.parametrize("name", ["retnet", "tied", "writing", "delta"])
 @pytest.mark.parametrize("lengths", [[10, 30, 20], [1, 300, 7], [0, 3, 0]], ids=str)
 def test_chunked_is_recurrent_without_gates_per_channel(name, lengths):
     assert_chunked_is_recurrent(make(name), lengths)
@@ -231,21 +231,6 @@ def test_retnet_forgets_at_its_own_pace():
     assert torch.allclose(after, decay.pow(100)[:, None, None] * state, rtol=1e-3)
 
 
-def test_a_gate_per_head_is_a_gate_per_channel_repeated():
-    scalar = make("scalar")
-    full = make("clam")
-    weights = scalar.state_dict()
-    for name in ("w_gate.1.weight", "w_gate.1.bias"):
-        weights[name] = weights[name].repeat_interleave(WIDTH // 4, 0)
-    full.load_state_dict(weights)
-    x = torch.randn(1, 50, WIDTH)
-    read_at = torch.tensor([[10, 50]])
-    assert near(scalar(x, read_at)[0], full(x, read_at)[0])
-    _, _, gates = scalar.project(x)
-    assert gates.shape == (1, 50, 2, 1)
-    assert gates.std(dim=1).min() > 0
-
-
 @pytest.mark.parametrize("kind, gates, beta, tokens, held", [
     # a channel with G = 1/4 takes in 3/4 of its key; one that keeps everything takes in nothing
     (TiedCLAM, [0.25, 1.0], None, [[4, 5, 1], [8, 6, 1]], [3 / 4 + 6, 0]),
@@ -255,7 +240,7 @@ def test_a_gate_per_head_is_a_gate_per_channel_repeated():
     (DeltaNet, None, 1.0, [[1, 0, 3], [2, 0, 5], [0, 1, 7], [0.5, 0, 9]], [9, 7]),
     (DeltaNet, None, 0.25, [[1, 0, 3], [2, 0, 5], [0, 1, 7], [0.5, 0, 9]],
      [0.75 ** 2 * 0.75 + 0.75 * 1.25 + 2.25, 1.75]),
-])
+], ids=["tied", "writing", "delta, beta 1", "delta, beta 1/4"])
 @torch.no_grad()
 def test_writing_by_hand(kind, gates, beta, tokens, held):
     """Two channels of a key, and one of a value, are three numbers of each token."""
