@@ -1,4 +1,4 @@
-"""A walk through FlowNar in ten parts, one idea a cell, to be read with the paper open.
+"""A walk through FlowNar in seven parts, one idea a cell, to be read with the paper open.
 
     python docs/walk.py             to its end in less than two minutes on two cores
 
@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 from narrator import load
 from toy.files import toy_samples
-from walk_tools import LEGEND, Watched, example_of, print_scores, print_tokens, sentences_of
+from walk_tools import LEGEND, Watched, example_of, print_tokens, sentences_of
 
 torch.manual_seed(0)
 CHECKPOINT = ROOT / "toy" / "checkpoint"
@@ -117,14 +117,14 @@ assert difference < 1e-3
 # The same narrator, but its state stays S_0 = 0, so every segment opens with the same memory
 # tokens. Segments end where they truly do, so that only sentences differ. It still sees each
 # segment's frames and what it has written. What is lost are things out of sight that no sentence
-# has named: what a closed door hides, what was on a place before. It makes them up. (With the memory
+# has named: what a closed door hides, what was on a place before. It makes them up; their sentences
+# are shown. (With the memory
 # two of 21 things are wrong here; three in README's run, where the narrator finds the ends itself.)
 #
 # This is no ablation as in §4.3: nothing was trained anew, and the toy is made so that memory
 # matters. In the paper, where each memory is trained, CLAM has half a point of LM-Correctness more
 # than the most recent frames (Table 5: 52.2 % and 51.7 %), and 5.5 points of CIDEr where the model
 # narrates by itself (Table 3: 35.64 and 30.16).
-
 
 from stream import Context
 
@@ -137,95 +137,36 @@ class Forgetful(Context):
 ends = {frame: None for frame, _ in narrations}         # of segments; the narrator writes sentences
 remembered = sentences_of(Context(narrator), x, ends)
 made_up = sentences_of(Forgetful(narrator), x, ends)
-print("\n4. Take the memory away: all sentences that tell of a thing out of sight")
-print(f"{'truth':48}{'with memory: its end':24}without: its end")
+print(f"\n4. Take the memory away\n{'truth':48}{'with memory: its end':24}without: its end")
+right = right_without = 0
 for sentence, text, other in zip(truth, remembered, made_up):
     if sentence.memory_words:
         end, other_end = [" ".join(words.split()[-2:]) for words in (text, other)]
         print(f"{sentence.text:48}{end:24}{other_end}")
-print()
-exact, right = print_scores("with memory", truth, remembered)
-_, right_without = print_scores("without", truth, made_up)
-assert right_without < 0.7 * right
+        right += sentence.text.endswith(end)
+        right_without += sentence.text.endswith(other_end)
+print(f"things that are right: {right} with the memory, {right_without} without it")
+assert right_without < right / 2
 
-# %% 5. Renumber the positions after pruning (App. B.3, Fig. 7, top right)
-# Without the counter, positions would follow from the length of the cache. Frame 0 has left, so the
-# tokens of frame 1 get positions that "user" and the first sentence have already, at distances
-# that training never had. Sentences get worse.
-
-
-class Renumbered(Watched):
-    def discard(self, now: int) -> int:
-        removed = super().discard(now)
-        self.position = len(self.cache.tokens)
-        return removed
-
-
-print("\n5. Renumber the positions after pruning: the cache after frame 1")
-columns = {}
-for label, c in (("with the counter", Watched(narrator)), ("without", Renumbered(narrator))):
-    list(narrate(narrator, x[:2], given=ends, context=c))
-    columns[label] = c.positions
-print_tokens(layout, c.cache.tokens, columns)
-print_scores("with the counter", truth, remembered)
-renumbered, _ = print_scores("without", truth, sentences_of(Renumbered(narrator), x, ends))
-assert renumbered < exact and len(set(columns["without"])) < len(columns["without"])
-
-# %% 5b. Plant a wrong sentence (§4.2, error propagation)
-# A sentence that is wrong stays in the context, for ten sentences. Here the hand looks into the
-# cupboard, and "You check the cupboard." is replaced by a sentence that hides a wrong thing in it.
-# Four sentences on, what the cupboard hides is told. This wrong sentence does no harm: what is told
-# comes from frames and memory. (One sentence of one video is no proof that none does.)
-
-n = 9
-frame, _ = narrations[n]
-planted = "You tap the cupboard hiding the blue bowl."
-wrong = sentences_of(Context(narrator), x, ends | {frame: layout.encode(" " + planted)})
-later = list(zip(truth, remembered, wrong))[n + 1:]
-changed = sum(text != other for _, text, other in later)
-print(f'\n5b. Plant a wrong sentence: "{planted}" for "{truth[n].text}"')
-for sentence, _, other in later[:10]:                                   # while it is in the context
-    if "cupboard" in sentence.text:
-        print(f'then comes "{other}"; true: "{sentence.text}"')
-print(f"{changed} of {len(later)} later sentences change")
-assert wrong[n] == planted and changed < 6
-
-# %% 6. What the memory knows (§3.3, Eq. 2)
-# The memory tokens can tell what is behind a door before a sentence does. A linear probe reads
-# them here (toy/probe.py; the narrator never uses it). It is mostly right. Each key channel forgets
-# at its own pace: half-lives go from less than a second to half a minute.
+# %% 5. What fits into the memory, and for how long (§3.3, Eq. 2)
+# Each key channel forgets at its own pace: half-lives go from less than a second to half a minute.
+# And a state has room for so much. The paper's S_t is D x D. Here, as in the authors' code, it is h
+# blocks of c x e: D^2 / 8 numbers for h = 4. A head gives the values of about as many random keys
+# back as it has key channels, and loses most of many more. So a state of width D holds O(D) pairs of
+# key and value, however long the video. (What it holds of this kitchen, `python stream.py
+# toy/kitchen.mp4 --explain` says.)
 
 from math import log
 
-from toy.probe import in_words, load_probe
+import torch.nn.functional as F
 
-probe = load_probe(str(CHECKPOINT))
-print(f"\n6. What the memory knows\n{'read from memory (certainty, age)':38}truth")
-marks = []
-for (frame, _), sentence in zip(narrations, truth[1:]):         # end of the segment before
-    if "hiding" in sentence.text:
-        state = narrator.state_after(x[:frame + 1], narrations)
-        places = in_words(probe, memory.read(state)[0]).split("; ")
-        told = "".join(place for place in places if place.split(":")[0] in sentence.text)
-        marks.append("" if " ".join(sentence.memory_words) in told else "  <- wrong")
-        print(f"{told:38}{sentence.text}{marks[-1]}")
+print("\n5. What fits into the memory, and for how long")
 _, _, log_gate = memory.project(x.flatten(0, 1))                        # [T J, h, c]
 # G^n = 1/2 after n = log(1/2) / log(G) tokens; J tokens are a frame
 half_life = log(0.5) / log_gate.mean(0) / config.J / config.fps         # [h, c], seconds
 for head, seconds in enumerate(half_life):
     print(f"head {head}: half is forgotten after {seconds.min():.0f} to {seconds.max():.0f} s")
-assert half_life.max() > 5 * half_life.min() and marks.count("") >= len(marks) / 2
-
-# %% 6b. How much fits into a state of fixed size (§3.3)
-# The paper's S_t is D x D. Here, as in the authors' code, it is h blocks of c x e: D^2 / 8 numbers
-# for h = 4. A head gives the values of about as many random keys back as it has key channels, and
-# loses most of many more. So a state of width D holds O(D) pairs of key and value, however long the
-# video.
-
-import torch.nn.functional as F
-
 _, h, keys, values = memory.initial_state().shape
-print("\n6b. How much fits into a state of fixed size")
 print(f"c = {keys} key channels, state {h} x {keys} x {values} (D = {config.width})")
 found = {}
 for n in (8, 16, 64, 256):
@@ -235,9 +176,9 @@ for n in (8, 16, 64, 256):
     distance = torch.cdist((k @ state)[:, 0], v[:, 0])                  # [n, n]
     found[n] = (distance.argmin(1) == torch.arange(n)).float().mean()   # nearest to its own value
     print(f"of {n:3} random keys in one head, {found[n]:4.0%} give back their value")
-assert found[16] > 0.9 and found[256] < 0.2
+assert half_life.max() > 5 * half_life.min() and found[16] > 0.7 and found[256] < 0.2
 
-# %% 7. The loss, token by token (§3.5)
+# %% 6. The loss, token by token (§3.5)
 # The model learns to predict the words, and after each frame "," ([SKIP]) or "]" (narrate now). The
 # kitchen has 304 frames and 42 sentences. Frame 0 always narrates, so 41 frames learn "]"; the
 # other 262 learn [SKIP]. After training the words cost little, and most of what is left of the loss
@@ -256,7 +197,7 @@ loss, number = Counter(), Counter()
 for label, of_token in zip(labels.tolist(), losses.tolist()):
     loss[names.get(label, "words")] += of_token
     number[names.get(label, "words")] += 1
-print("\n7. The loss, token by token")
+print("\n6. The loss, token by token")
 for name in number:
     print(f"{name:16}{number[name]:4} tokens {loss[name] / loss.total():7.1%} of the loss")
 trigger = loss[", ([SKIP])"] + loss["] (narrate now)"]
@@ -264,45 +205,12 @@ by_chance = -sum(share * log(share) for share in JITTER.values())       # entrop
 print(f"the trigger: {trigger / 41:.2f} nats a segment, {by_chance:.2f} by the annotators' chance")
 assert trigger > 0.6 * loss.total() and number["] (narrate now)"] == 41
 
-# %% 8. The trigger, frame by frame (§3.2, Eq. 1)
-# p([SKIP]) along the longest segment of the video: near 1 until its end, where it falls. For 4 s
-# after a sentence the threshold is theta_low, so that the next one does not come at once, then
-# theta.
-
-decisions = list(narrate(narrator, x))
-told = [decision.frame for decision in decisions if decision.narration]
-lengths = [end - start for start, end in zip(told, told[1:])]
-start = told[lengths.index(max(lengths))]
-segment = decisions[start + 1:start + max(lengths) + 1]
-print("\n8. The trigger, frame by frame: seconds since the last sentence, p([SKIP])\n"
-      f"|: the threshold, {config.theta_low} to {config.refractory:g} s, then {config.theta}")
-for decision in segment:
-    bar = list("#" * round(50 * decision.p_skip) + " " * 50)
-    bar[round(50 * decision.theta)] = "|"
-    seconds = (decision.frame - start) / config.fps
-    print(f"{seconds:4.1f} s  {decision.p_skip:.3f}  {''.join(bar).rstrip()}")
-print(f'the segment ends: "{segment[-1].narration.text}"')
-assert segment[-1].p_skip < min(decision.p_skip for decision in segment[:-1])
-assert segment[0].theta == config.theta_low and segment[-1].theta == config.theta
-
-# %% 9. An evaluation by hand (§4.1, App. B.5)
-# Eight true segments and those of cell 8, matched by overlap. A predicted segment is right, and a
-# true one found, if its IoU with one of the other kind is 0.5 or more. Precision is the share of
-# the right ones, recall that of the found ones, F1 their harmonic mean.
-
-from evaluate import overlaps, precision_recall_f1, segments
-
-iou, _ = overlaps(segments([sentence.time for sentence in truth[:8]]),
-                  segments([(end + 1) / config.fps for end in told[:8]]))
-measures = precision_recall_f1(iou)
-print("\n9. An evaluation by hand: IoU in %, true segments in rows, predicted ones in columns")
-print((100 * iou).round().astype(int))
-print(", ".join(f"{name} {measure:.2f}" for name, measure in measures.items()))
-assert measures["recall"] == (iou.max(axis=1) >= 0.5).mean()
-
-# %% 10. A training of one minute (§3.5, App. B.6)
+# %% 7. A training of one minute (§3.5, App. B.6)
 # A new narrator on the bundled encoder and language model, which are frozen: 200 steps of one
-# video each. The loss begins above 4 and ends below 0.5.
+# video each. The loss begins above 4 and ends below 0.5. Then it narrates the first half minute: its
+# segments end within a second or two of true ones, and what is done is often right. With which thing
+# is still wrong, above all where only the memory knows it ("after the ..."): that takes far longer
+# (docs/training.md).
 
 from narrator import Narrator
 from support.engine.frozen import load_llm
@@ -322,22 +230,8 @@ for step in trange(200, desc="training", leave=False, disable=None):    # None: 
     losses.append(loss_of_batch(learner, [examples[step % 50]], batch=1))   # forward and backward
     optimizer.step()
     optimizer.zero_grad()
-print("\n10. A training of one minute; every 33rd loss:", *[f"{loss:.2f}" for loss in losses[::33]])
+print("\n7. A training of one minute; every 33rd loss:", *[f"{loss:.2f}" for loss in losses[::33]])
+for decision in narrate(learner, x[:60]):
+    if decision.narration:
+        print(f"{decision.narration.end:4} s  {decision.narration.text}")
 assert losses[-1] < 1
-
-# %% 10b. What it has learned (§3.5)
-# It narrates the first half minute. At first its segments end within a second or two of true ones,
-# and what is done is often right. With which thing is still wrong, above all where only the memory
-# knows it ("after the ..."): that takes far longer (docs/training.md). Beside each sentence stands
-# the true one whose end is nearest, so a true one that was missed does not show.
-
-from itertools import islice
-
-print("\n10b. What it has learned")
-written = [decision.narration for decision in islice(narrate(learner, x), 60) if decision.narration]
-away = []
-for narration in written:
-    near = min(truth, key=lambda sentence: abs(sentence.time - narration.end))
-    away.append(abs(near.time - narration.end))
-    print(f"{narration.end:4} s  {narration.text:46}true: {near.time:4} s  {near.text}")
-assert max(away[:3]) <= 2

@@ -1,4 +1,4 @@
-"""What docs/walk.py prints with: tokens in columns, scores, and a stream that notes positions."""
+"""What docs/walk.py prints with: tokens in columns, and a stream that notes positions."""
 from itertools import groupby
 
 import torch
@@ -6,10 +6,8 @@ from torch import Tensor
 
 from beyond.commands.drawing import spell
 from data import Sample
-from evaluate import cider
 from narrator import NARRATION, Layout, Narrator, Tokens, VisionEncoder, visible
 from stream import Context, narrate
-from support.files.narrations import Sentence
 from train import Example
 
 
@@ -81,19 +79,3 @@ def sentences_of(
     are fed in place of the sentence, or None}."""
     decisions = narrate(context.narrator, x, given=given, context=context)
     return [decision.narration.text for decision in decisions if decision.narration]
-
-
-def print_scores(label: str, truth: list[Sentence], texts: list[str]) -> tuple[int, int]:
-    """Of the kitchen's sentences: how many are exact; how many of the words that only the memory
-    can give (memory words) are right; the mean CIDEr-D. Returns the two numbers."""
-    pairs = list(zip(truth, texts))
-    exact = [sentence.text == text for sentence, text in pairs]
-    words = [word in text.rstrip(".").split() for sentence, text in pairs
-             for word in sentence.memory_words]
-    each = cider([(sentence.text, text) for sentence, text in pairs])
-    line = f"{label:18}"
-    for name, rights in (("sentences exact", exact), ("memory words right", words)):
-        share = sum(rights) / len(rights)
-        line += f"{sum(rights)} of {len(rights)} {name} ({share:.3f}), "
-    print(f"{line}CIDEr-D {sum(each) / len(each):.2f}")
-    return sum(exact), sum(words)
