@@ -231,7 +231,5 @@ for step in trange(200, desc="training", leave=False, disable=None):    # None: 
     optimizer.step()
     optimizer.zero_grad()
 print("\n7. A training of one minute; every 33rd loss:", *[f"{loss:.2f}" for loss in losses[::33]])
-for decision in narrate(learner, x[:60]):
-    if decision.narration:
-        print(f"{decision.narration.end:4} s  {decision.narration.text}")
+print("it narrates:", *sentences_of(Context(learner), x[:60]), sep="\n")
 assert losses[-1] < 1

@@ -73,9 +73,11 @@ def print_tokens(layout: Layout, tokens: Tokens, columns: dict[str, list[int | N
 def sentences_of(
     context: Context,
     x: Tensor,
-    given: dict[int, list[int] | None],
+    given: dict[int, list[int] | None] | None = None,
 ) -> list[str]:
-    """The sentence of each segment of a video x [T, J, D], whose ends are given: {frame: ids that
-    are fed in place of the sentence, or None}."""
+    """The sentence of each segment of a video x [T, J, D].
+
+    given       the ends of segments, if the narrator does not choose them: {frame: None}
+    """
     decisions = narrate(context.narrator, x, given=given, context=context)
     return [decision.narration.text for decision in decisions if decision.narration]

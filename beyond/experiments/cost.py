@@ -11,18 +11,16 @@ stream      FlowNar, FlowNar-C and the baselines VideoLLM-online and VideoLLM-Mo
             computes. Sizes matter here, values of weights do not. The frames are made beforehand
 training    the loss of one video and its gradient: seconds, memory, and what PyTorch starts for it
 
-Bytes in use are those of keys and values in the cache, of CLAM's state and of memory tokens. A window
-is the number of frames after which speed and memory are reported.
+Bytes in use are those of keys and values in the cache, of CLAM's state and of memory tokens.
 """
 import argparse
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +31,7 @@ import stream
 from narrator import load
 from beyond.streams.bounds import open_stream
 from support.common.devices import device_and_dtype
-from support.common.errors import BadData, command_line
+from support.common.errors import command_line
 from support.common.figures import print_table
 from support.common.options import (
     DEFAULT_MODEL, Parser, device_option, dtype_option, json_option, positive_int,
@@ -52,29 +50,27 @@ VARIANTS = {                               # the settings in which each one diff
 }
 
 
-class Size(NamedTuple):
-    """Of a Llama."""
-    hidden: int
-    inner: int                             # feed-forward
-    layers: int
-    heads: int
-    kv_heads: int = 8
-    words: int = 128256                    # in Llama 3's vocabulary
-
-
-LLAMA = {"1b": Size(2048, 8192, 16, 32), "8b": Size(4096, 14336, 32, 32)}
+# Llamas, as transformers.LlamaConfig has their sizes; the small one has fewer words than Llama 3
+SIZES = {
+    "small": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 2,
+              "num_attention_heads": 16, "vocab_size": 2000},
+    "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+           "num_attention_heads": 32, "vocab_size": 128256},
+    "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+           "num_attention_heads": 32, "vocab_size": 128256},
+}
 SMALL_LORA = {"lora_rank": 16, "lora_alpha": 32}
 EVERY, SENTENCE = 8, 12                    # a narration of so many words every so many frames
+WINDOW = 500                               # frames after which speed and memory are reported
 
 
-def random_narrator(size: Size, device: str, dtype: torch.dtype, **settings) -> nar.Narrator:
+def random_narrator(size: dict[str, int], device: str, dtype: torch.dtype,
+                    **settings) -> nar.Narrator:
     """A narrator around a Llama with random weights, with the toy's tokenizer."""
     from transformers import AutoModelForCausalLM, LlamaConfig
     config = LlamaConfig(
-        vocab_size=size.words, hidden_size=size.hidden, intermediate_size=size.inner,
-        num_hidden_layers=size.layers, num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads, max_position_embeddings=131072,
-        tie_word_embeddings=size.hidden <= 2048, bos_token_id=0, eos_token_id=1,
+        **size, num_key_value_heads=8, max_position_embeddings=131072,
+        tie_word_embeddings=size["hidden_size"] <= 2048, bos_token_id=0, eos_token_id=1,
         rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
     with torch.device(device):
         llm = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
@@ -108,7 +104,7 @@ def narrators(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
     for name in args.variants:
         changes = {"last_k": None} | VARIANTS[name]
         if args.config:
-            narrator = random_narrator(LLAMA[args.config], device, dtype, **changes)
+            narrator = random_narrator(SIZES[args.config], device, dtype, **changes)
         else:
             toy = load(DEFAULT_MODEL, dtype=dtype).merge()
             config = make_config(**asdict(toy.config) | changes)
@@ -133,37 +129,32 @@ def state_bytes(context: stream.Context) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def measure_stream(narrator: nar.Narrator, x: Iterable[Tensor], frames: int, window: int,
-                   lookahead: int) -> dict:
-    """Stream frames x, each [J, D]; `frames` is their number.
-
-    windows     of each: frames until its end, frames/s, and bytes in use at its end
+def measure_stream(narrator: nar.Narrator, frames: int, lookahead: int) -> dict[str, float]:
+    """Stream so many frames. The speed of a window is that of all that happens in it, narrations
+    included.
     """
     context = open_stream(narrator, lookahead=lookahead, guesses=0)
-    given = given_narrations(narrator, frames)
-    seconds = []                               # of each frame
+    decisions = stream.narrate(narrator, random_frames(narrator, frames),
+                               given=given_narrations(narrator, frames), context=context)
+    times = [time.perf_counter()]              # of the beginning, and after each frame
     used = []                                  # bytes in use after each frame
     most_tokens = 0
-    began = time.perf_counter()
-    decisions = stream.narrate(narrator, x, given=given, context=context)
     for decision in progress(decisions, "stream", frames, "frame", leave=False):
-        now = time.perf_counter()
-        seconds.append(now - began)
-        began = now
+        times.append(time.perf_counter())
         used.append(context.cache.bytes() + state_bytes(context))
         # with the tokens that were removed after the narration
         tokens = decision.text_tokens + decision.visual_tokens + decision.pruned
         most_tokens = max(most_tokens, tokens)
-
-    windows = [{"frames": end, "fps": window / sum(seconds[end - window:end]),
-                "used_bytes": used[end - 1]} for end in range(window, frames + 1, window)]
-    return {
-        "frames": frames,
-        "fps": frames / sum(seconds),
-        "cache_tokens": most_tokens,
-        "cache_mb": used[-1] / 1e6,
-        "windows": windows,
+    costs = {
+        "cache and state, MB": used[-1] / 1e6,
+        "largest cache, tokens": most_tokens,
+        "frames/s": frames / (times[-1] - times[0]),
     }
+    window = min(WINDOW, frames)
+    for end in range(window, frames + 1, window):
+        costs[f"frames/s up to {end}"] = window / (times[end] - times[end - window])
+        costs[f"MB after {end}"] = used[end - 1] / 1e6
+    return costs
 
 
 def macs(narrator: nar.Narrator, frames: int) -> int:
@@ -179,40 +170,21 @@ def macs(narrator: nar.Narrator, frames: int) -> int:
     return counter.get_total_flops() // 2
 
 
-def lines_of_stream(costs: dict) -> dict:
-    """The lines of a narrator in the table. The speed of a window is that of all that happens in
-    it, narrations included."""
-    lines = {
-        "GMACs": costs["gmacs"],
-        "weights, MB": costs["weights_bytes"] / 1e6,
-        "cache and state, MB": costs["cache_mb"],
-        "largest cache, tokens": costs["cache_tokens"],
-        "frames/s": costs["fps"],
-    }
-    for window in costs["windows"]:
-        lines[f"frames/s up to {window['frames']}"] = window["fps"]
-        lines[f"MB after {window['frames']}"] = window["used_bytes"] / 1e6
-    return lines
-
-
 def run_streams(args: argparse.Namespace) -> None:
     counted = min(240, args.frames)
-    window = min(args.window, args.frames)
     results = {}
     for name, narrator in narrators(args):
         # before the weights are put into another order
-        sizes = {"gmacs": macs(narrator, counted) / 1e9,
-                 "weights_bytes": sum(p.nbytes for p in narrator.parameters())}
+        costs = {
+            "GMACs": macs(narrator, counted) / 1e9,
+            "weights, MB": sum(p.nbytes for p in narrator.parameters()) / 1e6,
+        }
         speed_up(narrator)
-        # the first calls allocate
-        first = random_frames(narrator, 5 * EVERY)
-        measure_stream(narrator, first, 5 * EVERY, EVERY, args.lookahead)
-        x = random_frames(narrator, args.frames)
-        costs = measure_stream(narrator, x, args.frames, window, args.lookahead)
-        results[name] = costs | sizes
+        measure_stream(narrator, 5 * EVERY, args.lookahead)    # the first calls allocate
+        results[name] = costs | measure_stream(narrator, args.frames, args.lookahead)
         del narrator                           # before the next one is built
     print(f"{args.frames} frames; GMACs of the first {counted}")
-    print_table([(name, lines_of_stream(costs)) for name, costs in results.items()])
+    print_table(list(results.items()))
     if args.json:
         print(json.dumps(results[args.model] if args.model else results))
 
@@ -239,15 +211,12 @@ def run_training(args: argparse.Namespace) -> None:
     On a processor, other programs may interrupt a step: only its own time counts there.
     """
     device, dtype = device_and_dtype(args.device, args.dtype)
-    if args.width % 128:
-        raise BadData("--width must be a multiple of 128: heads of 64, and half as many of keys")
     torch.manual_seed(0)
     settings = VARIANTS[args.variant]
-    if args.config:
-        size = LLAMA[args.config]
-    else:
-        heads = args.width // 64
-        size = Size(args.width, 4 * args.width, args.layers, heads, heads // 2, words=2000)
+    size = SIZES[args.config]
+    if args.layers:
+        size = size | {"num_hidden_layers": args.layers}
+    if args.config == "small":
         settings = settings | SMALL_LORA
     narrator = random_narrator(size, device, dtype, **settings).train()
     if args.checkpointing:
@@ -296,12 +265,11 @@ def main() -> None:
     streams = commands.add_parser("stream", help="a stream of each variant")
     streams.set_defaults(run=run_streams)
     whole_number(streams, "frames", 2000, "frames to stream")
-    whole_number(streams, "window", 500, "frames after which speed and memory are reported")
     streams.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS),
                          metavar="NAME",
                          help=f"which are measured: {', '.join(VARIANTS)} (default: all)")
     whole_number(streams, "lookahead", 4, "frames in one pass of the models; 1: live")
-    streams.add_argument("--config", choices=list(LLAMA),
+    streams.add_argument("--config", choices=list(SIZES),
                          help="a Llama of this size with random weights, instead of the toy's")
     streams.add_argument("--model", metavar="DIR", help="a trained narrator instead")
 
@@ -309,10 +277,10 @@ def main() -> None:
     training.set_defaults(run=run_training)
     whole_number(training, "frames", 400, "frames of the video")
     whole_number(training, "steps", 3, "steps that are timed")
-    whole_number(training, "layers", 2, "of the language model")
-    whole_number(training, "width", 1024, "of its hidden states")
-    training.add_argument("--config", choices=list(LLAMA),
-                          help="a Llama of this size, and LoRA of the paper's rank")
+    training.add_argument("--layers", type=positive_int, help="of the language model")
+    training.add_argument("--config", choices=list(SIZES), default="small",
+                          help="a Llama of this size, and LoRA of the paper's rank; default: small, "
+                               "two layers of width 1024, and LoRA of rank 16")
     training.add_argument("--variant", choices=list(VARIANTS), default="FlowNar",
                           help="default: FlowNar")
     training.add_argument("--checkpointing", action="store_true",
