@@ -15,12 +15,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from beyond.commands import data_command, evaluate_command, stream_command, train_command
+from beyond.commands import data_command, stream_command, train_command
 from forks import Forked
 from helpers import ROOT, TOY, tiny
 from narrator import Narrator
 from support.common.errors import BadData, command_line
-from support.common.options import FILES, needs_of
+from support.common.options import DATA_NEEDS, FILES, needs_of
 from support.engine import cpu, frozen
 from support.engine.checkpoint import Checkpoint, open_checkpoint
 from support.engine.registry import NARRATORS
@@ -77,12 +77,11 @@ CANNOT_WORK = [
 LACKS = [
     ("stream.py x.safetensors --device cpu", "pictures"),
     ("stream.py x.safetensors --device cpu", "a live source that can be opened again"),
-    ("stream.py toys/a.mp4 --device cpu", "CUDA graphs"),
     ("stream.py x.safetensors --static", "two thresholds"),
     ("stream.py x.safetensors --refractory 0", "a refractory time"),
     ("evaluate.py stream --data toys", "pictures"),
-    ("evaluate.py stream --data toy --root toys", "a folder of that split"),
-    ("data.py stats --data toy --root toys", "a folder of that split"),
+    ("evaluate.py stream --data toy --root toys", "a data set with splits"),
+    ("data.py stats --data toy --root toys", "the toy's rendered videos"),
     ("train.py --data ek100 --output new", "--data toy"),
     ("train.py --data toy --output new", FILES),
     (f"train.py --data toy --output new --init {TOY}", "a new narrator"),
@@ -94,7 +93,7 @@ LACKS = [
     ("train.py --data toy --output new --memory none", "a memory"),
 ]
 NEEDS = (needs_of(train_command.Options, *NARRATORS) | stream_command.NEEDS
-         | evaluate_command.NEEDS)
+         | DATA_NEEDS)
 
 
 class Parsed(Exception):

@@ -73,20 +73,16 @@ def toy_samples(
     limit: int | None = None,
     world: str = "plain",
 ) -> Iterator[Sample]:
-    """The videos of a split: rendered while they are seen, in the named world; or those of a
-    folder, sorted by name: root/split, if there is such a folder, else root.
+    """The videos of a split: rendered while they are seen, in the named world. Or, of a folder `root`,
+    all that are in it, sorted by name.
 
     limit: the largest number; None: all, or world.VIDEOS of the split. BadData if there are none.
     """
-    if world != "plain" and root:
-        raise BadData(f"--world {world} is for rendered videos, without --root")
-    if split not in SEEDS:
-        raise BadData(f"unknown split {split!r}; choose one of {', '.join(SEEDS)}")
     if root is None:
-        return map(rendered, kitchens(split, limit, world=find_world(world)))
-    folder = Path(root) / split
-    if not folder.is_dir():
-        folder = Path(root)
+        if split not in SEEDS:
+            raise BadData(f"unknown split {split!r}; choose one of {', '.join(SEEDS)}")
+        return map(rendered, kitchens(split, limit, find_world(world)))
+    folder = Path(root)
     files = sorted(folder.glob("[!.]*.json"))[:limit]            # no hidden ones, as macOS has
     if not files:
         missing = "has no toy videos" if folder.is_dir() else "no such folder"

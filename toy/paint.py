@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from einops import rearrange, reduce
 from PIL import Image                          # it comes with matplotlib
 
 from support.common.errors import BadData
@@ -17,8 +18,6 @@ CELL = SIZE // 3                               # height and width of a cell, and
 FINE = 5 * CELL                                # height and width of a sprite in sprites.png [px]
 SMALL = 20                                     # height and width of a thing that is carried [px]
 TYPES = ("cup", "bowl", "pan", "knife", "bottle", "apple")
-EFFECTS = ("water", "flames", "shake", "cloth", "knock")
-WATER, FLAMES, SHAKE, CLOTH, KNOCK = range(1, 6)
 
 # Where things are drawn in a cell: x, y of their middle [px from the cell's upper left corner].
 MIDDLE = (16, 16)
@@ -54,16 +53,6 @@ def anchor(place: int, offset: tuple[int, int]) -> tuple[int, int]:
     return column * CELL + offset[0], row * CELL + offset[1]
 
 
-def nearest(hand: tuple[float, float]) -> int:
-    """The place that a travelling hand is nearest to."""
-    x, y = hand
-    column = round((x - HAND_ACT[0]) / CELL)
-    row = round((y - HAND_ACT[1]) / CELL)
-    column = min(max(column, 0), 2)
-    row = min(max(row, 0), 2)
-    return row * 3 + column
-
-
 def blend(canvas: np.ndarray, picture: np.ndarray, x: float, y: float) -> None:
     """Lay a picture over the canvas, centred at (x, y) [px], and clip it to the canvas.
 
@@ -89,20 +78,17 @@ def blend(canvas: np.ndarray, picture: np.ndarray, x: float, y: float) -> None:
 def sheet() -> dict[str, np.ndarray]:
     """{name: its part of sprites.png, uint8 [160, 160, red, green, blue and alpha]}.
 
-    BadData if sprites.png has another size than that of ROWS.
+    BadData if sprites.png has another size than 4 rows of 10.
     """
     image = np.asarray(Image.open(SPRITES).convert("RGBA"))
-    rows = [names.split() for names in ROWS]
-    height = FINE * len(rows)
-    width = FINE * max(map(len, rows))
+    width, height = 10 * FINE, 4 * FINE
     if image.shape[:2] != (height, width):
         raise BadData(f"{SPRITES}: its size must be {width} x {height}")
-    parts = {}
-    for row, names in enumerate(rows):
-        for column, name in enumerate(names):
-            y, x = row * FINE, column * FINE
-            parts[name] = image[y:y + FINE, x:x + FINE]
-    return parts
+    parts = rearrange(image, "(row h) (column w) c -> row column h w c", h=FINE, w=FINE)
+    sprites = {}
+    for names, row in zip(ROWS, parts):
+        sprites |= zip(names.split(), row)
+    return sprites
 
 
 @cache
@@ -119,8 +105,7 @@ def sprite(name: str, rgb: Colour = RED, pixels: int = CELL) -> np.ndarray:
     painted[..., 3] /= 255
     painted[..., :3] *= painted[..., 3:]
     # Average blocks of pixels.
-    block = FINE // pixels
-    return painted.reshape(pixels, block, pixels, block, 4).mean((1, 3))
+    return reduce(painted, "(h a) (w b) c -> h w c", "mean", h=pixels, w=pixels)
 
 
 def shades(rgb: Colour) -> tuple[Colour, ...]:
@@ -139,22 +124,11 @@ def tone(rgb: Colour, brightness: float) -> Colour:
     return tuple(c + (brightness - 1) * (255 - c) for c in rgb)
 
 
-def effect_sprite(effect: int, phase: int) -> np.ndarray:
-    """[32, 32, 4]; phase 0..2 animates it."""
-    return sprite(f"{EFFECTS[effect - 1]}-{phase}")
-
-
 @cache
 def arm_strip(whose: str) -> np.ndarray:
     """A forearm from edge to edge of the picture, rounded by its shading: [98, 7, 4]."""
     rgb = tone(TEAL, 0.75) if whose == "glove" else SKIN
     shade = np.array([0.45, 0.85, 1, 1, 0.95, 0.82, 0.4], np.float32)
-    row = np.ones((7, 4), np.float32)          # alpha is 1
-    for channel in range(3):
-        row[:, channel] = rgb[channel] * shade
+    row = np.outer(shade, np.float32([*rgb, 1]))
+    row[:, 3] = 1                              # alpha
     return np.broadcast_to(row, (SIZE + 2, 7, 4))
-
-
-def tile(name: str, opened: bool) -> np.ndarray:
-    """A piece of furniture: [32, 32, 4]; `opened` shows its inside, if it is a container."""
-    return sprite(f"open-{name}" if opened else name)

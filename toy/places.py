@@ -13,7 +13,7 @@ from support.files.sentences import time_of
 from toy.files import filmed
 from toy.paint import TYPES, sprite
 from toy.probe import name_of_thing
-from toy.world import COLOUR, EVENTS, FPS, NEED_MEMORY, PLACES, RGB, SIZES, TYPE, Kitchen
+from toy.world import COLOUR, EVENTS, FPS, NEED_MEMORY, PLACES, RGB, TYPE, Kitchen
 
 
 def words_of_memory(text: str) -> str:
@@ -71,9 +71,9 @@ def changes(kitchen: Kitchen) -> list[tuple[int, int, str]]:
 def pictures_of_things() -> dict[str, str]:
     """{thing: its picture as a data: address}, of all things."""
     pictures = {}
-    for kind in range(1, SIZES[TYPE]):
-        for colour in range(1, SIZES[COLOUR]):
-            painted = sprite(TYPES[kind - 1], RGB[colour - 1])                 # [32, 32, 4]
+    for kind, name in enumerate(TYPES, start=1):
+        for colour, colour_rgb in enumerate(RGB, start=1):
+            painted = sprite(name, colour_rgb)                 # [32, 32, 4]
             alpha = painted[..., 3:]                           # 0 .. 1; a PNG has 0 .. 255,
             rgb = painted[..., :3] / alpha.clip(min=1e-3)      # and colours that alpha leaves alone
             pixels = np.concatenate([rgb, 255 * alpha], -1).round().astype(np.uint8)

@@ -16,7 +16,8 @@ from support.common.seal import refuse_if_changed
 from support.engine.checkpoint import WEIGHTS
 from toy import world
 
-TYPES, COLOURS = world.SIZES[:2]               # with 0: nothing
+TYPES = 1 + len(world.TYPES)                   # with 0: nothing
+COLOURS = 1 + len(world.COLOURS)
 PLACES = 9
 FILE = "probe.safetensors"                     # in the folder of the narrator
 GUESS = 0.3                                    # what is less probable is not said

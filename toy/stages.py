@@ -49,8 +49,7 @@ LOOK = "look.safetensors"                      # in the output folder: what stag
 def train_toy(options: Recipe):
     """Both stages, then the paper's training; with --init, this alone."""
     torch.manual_seed(options.seed)
-    variant = world.find_world(options.world, options.idle)
-    kitchens = world.kitchens("train", options.limit, variant)
+    kitchens = world.kitchens("train", options.limit, world.World(idle=options.idle))
     if options.init:
         narrator = pretrained(options)
         videos = scenes(narrator.vision_encoder(), narrator.layout, kitchens)

@@ -35,8 +35,7 @@ import numpy as np
 
 from support.common.errors import BadData
 from toy.paint import (
-    CLOTH, FLAMES, GLOVE, HAND_ACT, HAND_LIFT, KNOCK, MIDDLE, RED, SHAKE, SIZE, SMALL, TYPES, WATER,
-    anchor, arm_strip, blend, effect_sprite, nearest, sprite, tile,
+    GLOVE, HAND_ACT, HAND_LIFT, MIDDLE, RED, SIZE, SMALL, TYPES, anchor, arm_strip, blend, sprite,
 )
 
 FPS = 2
@@ -46,13 +45,10 @@ COLOURS = ("red", "green", "blue", "yellow", "purple", "white")
 PLACES = ("shelf", "rack", "fridge", "stove", "counter", "sink", "drawer", "table", "cupboard")
 CONTAINERS = {"fridge", "drawer", "cupboard"}
 
-# The last axis of `Kitchen.labels`, and the number of classes of each label; class 0 is none.
-LABELS = ("type", "colour", "door", "effect", "hand", "other", "held")
-TYPE, COLOUR, DOOR, EFFECT, HAND, OTHER, HELD = range(len(LABELS))
-SIZES = (1 + len(TYPES), 1 + len(COLOURS), 3, 6, 4, 2, 3)
-CLOSED, OPEN = 1, 2                            # classes of DOOR
-REACH, ACT, LIFT = 1, 2, 3                     # classes of HAND
-YOURS, THEIRS = 1, 2                           # classes of HELD
+# The last axis of `Kitchen.labels`; 0 is none
+TYPE, COLOUR, DOOR = range(3)
+CLOSED, OPEN = 1, 2                            # of DOOR
+REACH, ACT, LIFT = "reach", "act", "lift"      # poses of your hand
 
 
 @dataclass(frozen=True)
@@ -60,21 +56,21 @@ class Event:
     """Something that you can do."""
     sentence: str
     weight: float                              # how often it is chosen, among the possible events
-    effect: int = 0                            # on the picture
+    effect: str | None = None                  # on the picture
     least: int = 1                             # the least number of frames in pose ACT
 
 
 EVENTS = {
-    "wash": Event("You wash the {thing}.", 6, WATER),
-    "heat": Event("You heat the {thing}.", 6, FLAMES),
-    "shake": Event("You shake the {thing}.", 6, SHAKE),
-    "polish": Event("You polish the {thing}.", 6, CLOTH),
+    "wash": Event("You wash the {thing}.", 6, "water"),
+    "heat": Event("You heat the {thing}.", 6, "flames"),
+    "shake": Event("You shake the {thing}.", 6, "shake"),
+    "polish": Event("You polish the {thing}.", 6, "cloth"),
     "check": Event("You check the {place}.", 6, least=2),
     "fill": Event("You fill the {place}.", 6, least=2),
     "clear": Event("You clear the {place}.", 7, least=2),
     # Tap and wipe are rarely possible. With these weights they are half of all events.
-    "tap": Event("You tap the {place} hiding the {thing}.", 200, KNOCK),
-    "wipe": Event("You wipe the {place} after the {thing}.", 300, CLOTH),
+    "tap": Event("You tap the {place} hiding the {thing}.", 200, "knock"),
+    "wipe": Event("You wipe the {place} after the {thing}.", 300, "cloth"),
 }
 NEED_MEMORY = ("tap", "wipe")                  # their sentences name what is out of sight
 OPENING = "You look around the kitchen."
@@ -133,16 +129,16 @@ class Move:
     """What you or the other cook do in one frame."""
     place: int
     content: Thing | None                      # of the place, from this frame on
-    pose: int = ACT
+    pose: str = ACT
     opened: bool = False                       # is the door open (if there is one)?
-    effect: int = 0
+    effect: str | None = None
     held: Thing | None = None                  # in the hand
 
 
 @dataclass(frozen=True)
 class Frame:
     """All that `render` needs to know."""
-    cells: np.ndarray                          # int8 [9, A], the labels
+    cells: np.ndarray                          # int8 [9, 3], the labels
     moment: int                                # the frame whose light, noise and shake are shown:
                                                # itself, or the last one that did not stand still
     you: Move | None = None
@@ -176,16 +172,11 @@ WORLDS = {
 }
 
 
-def find_world(name: str, idle: float | None = None) -> World:
-    """A world by its name; `idle` replaces its share of videos with idle time.
-
-    Raises BadData for an unknown name.
-    """
+def find_world(name: str) -> World:
+    """A world by its name; BadData if there is none."""
     if name not in WORLDS:
         raise BadData(f"unknown world {name!r}; choose one of {', '.join(WORLDS)}")
-    if idle is None:
-        return WORLDS[name]
-    return WORLDS[name]._replace(idle=idle)
+    return WORLDS[name]
 
 
 # ------------------------------------------------------------------------- what happens
@@ -234,16 +225,12 @@ class Kitchen:
         return len(self._frames)
 
     def labels(self) -> np.ndarray:
-        """What is *visible* in each cell: int8 [T, 9, A]; A as in LABELS, with SIZES classes each.
+        """What is *visible* in each cell: int8 [T, 9, 3].
 
-        type    0 none, 1..6 as TYPES
-        colour  0 none, 1..6 as COLOURS
-        door    0 none, 1 closed, 2 open
-        effect  0 none, 1 water, 2 flames, 3 shake, 4 cloth, 5 knock
-        hand    yours: 0 absent, 1 reach, 2 act, 3 lift
-        other   the other cook's hand: 0 absent, 1 present
-        held    does the hand in this cell carry something: 0 no, 1 yours, 2 the other cook's
-        There is no label for what a closed door hides, nor for what a hand carries.
+        TYPE    1..6 as TYPES
+        COLOUR  1..6 as COLOURS
+        DOOR    CLOSED, OPEN, or 0: no container
+        There is no label for what a closed door hides, nor for hands and what they carry.
         """
         return np.stack([frame.cells for frame in self._frames])
 
@@ -329,7 +316,7 @@ class Kitchen:
             return False
         return thing.seen <= self.narrations[-2].frame
 
-    def _schedule(self, least: int) -> list[int]:
+    def _schedule(self, least: int) -> list[str]:
         """The pose in each frame: REACH.., ACT.., LIFT LIFT; sometimes a LIFT amid the acts."""
         rng = self._rng
         lengths = {n: weight for n, weight in ACT_FRAMES.items() if n >= least}
@@ -404,7 +391,7 @@ class Kitchen:
                 hand: tuple[float, float] | None = None, idle: str | None = None) -> None:
         """One more frame: apply the moves, and keep what can be seen."""
         now = len(self)
-        cells = np.zeros((9, len(LABELS)), np.int8)
+        cells = np.zeros((9, 3), np.int8)
         moment = self._frames[-1].moment if idle == "still" else now
         if idle in ("dark", "covered"):                        # nothing can be seen
             self._frames.append(Frame(cells, moment, idle=idle))
@@ -423,7 +410,6 @@ class Kitchen:
                 move.held.seen = now
             if move.opened:
                 opened.add(move.place)
-            cells[move.place, EFFECT] = move.effect
 
         for place, thing in enumerate(self._content):
             if PLACES[place] in CONTAINERS:
@@ -432,14 +418,6 @@ class Kitchen:
                 thing.seen = now
                 cells[place, TYPE] = thing.type
                 cells[place, COLOUR] = thing.colour
-        if cook is not None:
-            cells[cook.place, OTHER] = 1
-            cells[cook.place, HELD] = THEIRS if cook.held else 0
-        if you is not None:
-            at = nearest(hand) if you.pose == REACH else you.place
-            cells[at, HAND] = you.pose
-            if you.held is not None:
-                cells[at, HELD] = YOURS
         self._frames.append(Frame(cells, moment, you, cook, hand, idle))
 
     # --------------------------------------------------------------------- how it looks
@@ -450,24 +428,24 @@ class Kitchen:
         rng = np.random.default_rng((self.seed, 1, now.moment))
         background = self._cover if now.idle == "covered" else self._room
         canvas = background.copy()                             # [98, 98, 3]: a border of 1 px
-        for place, (kind, colour, door, effect, *_) in enumerate(now.cells.tolist()):
+        for place, (kind, colour, door) in enumerate(now.cells.tolist()):
             x, y = anchor(place, MIDDLE)
+            effect = now.you.effect if now.you and now.you.place == place else None
             if door == OPEN:
-                blend(canvas, tile(PLACES[place], True) * self._tints[place], x, y)
+                blend(canvas, sprite(f"open-{PLACES[place]}") * self._tints[place], x, y)
             if kind:
-                shaken = now.moment % 2 * 6 - 3 if effect == SHAKE else 0
+                shaken = now.moment % 2 * 6 - 3 if effect == "shake" else 0
                 blend(canvas, sprite(TYPES[kind - 1], RGB[colour - 1]), x + shaken, y - 1)
             if effect:
-                rubbed = now.moment % 3 * 3 - 3 if effect == CLOTH else 0
-                blend(canvas, effect_sprite(effect, now.moment % 3), x + rubbed, y)
+                rubbed = now.moment % 3 * 3 - 3 if effect == "cloth" else 0
+                blend(canvas, sprite(f"{effect}-{now.moment % 3}"), x + rubbed, y)
         # Hands tremble by a pixel.
         if now.cook is not None:
             glove = anchor(now.cook.place, GLOVE) + rng.integers(-1, 2, 2)
             self._arm(canvas, glove, "glove", now.cook.held)
         if now.you is not None:
-            pose = {REACH: "reach", ACT: "act", LIFT: "lift"}[now.you.pose]
             hand = now.hand + rng.integers(-1, 2, 2)
-            self._arm(canvas, hand, pose, now.you.held)
+            self._arm(canvas, hand, now.you.pose, now.you.held)
         # The camera shakes by a pixel: that is what the border is for.
         dy, dx = rng.integers(0, 3, 2)
         canvas = canvas[dy:dy + SIZE, dx:dx + SIZE] * self.light(frame)        # [96, 96, 3]
@@ -518,7 +496,7 @@ class Kitchen:
         """The furniture, doors closed: float32 [98, 98, 3]."""
         room = np.zeros((SIZE + 2, SIZE + 2, 3), np.float32)
         for place, name in enumerate(PLACES):
-            blend(room, tile(name, False) * self._tints[place], *anchor(place, MIDDLE))
+            blend(room, sprite(name) * self._tints[place], *anchor(place, MIDDLE))
         # The border continues what is next to it.
         return np.pad(room[1:-1, 1:-1], ((1, 1), (1, 1), (0, 0)), mode="edge")
 
@@ -532,7 +510,7 @@ class Kitchen:
         return (rows * np.tile(colour, (SIZE + 2, 1))).astype(np.float32)
 
 
-def your_moves(name: str, place: int, poses: list[int], old: Thing | None,
+def your_moves(name: str, place: int, poses: list[str], old: Thing | None,
                new: Thing) -> list[Move]:
     """What you do, frame by frame, at a place that holds `old`; to fill it, you bring `new`."""
     moves = []
@@ -558,7 +536,7 @@ def your_moves(name: str, place: int, poses: list[int], old: Thing | None,
         elif name == "check":
             move = Move(place, old, pose, opened=acting)
         else:
-            move = Move(place, old, pose, effect=EVENTS[name].effect if acting else 0)
+            move = Move(place, old, pose, effect=EVENTS[name].effect if acting else None)
         moves.append(move)
     return moves
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import beyond.baselines  # noqa: F401  narrators that --model can name
 from data import (
-    PAPER, header_of_all, load_dataset, number_of_words, statistics,
+    PAPER, Sample, header_of_all, load_dataset, number_of_words, statistics,
 )
 from narrator import Config, VisionEncoder
 from support.common.devices import device_and_dtype
 from support.common.errors import command_line
 from support.common.options import (
-    DATASETS, Parser, add_settings, data_options, dataset_folder, device_option, has_split,
+    DATA_NEEDS, DATASETS, Parser, add_settings, data_has, data_options, dataset_folder, device_option,
     json_option, non_negative_int, positive_float, positive_int, refuse_without_effect,
     settings_given,
 )
@@ -55,19 +56,26 @@ def write_toy(seed: int, minutes: float, output: Path, world: str = "plain"):
     return kitchen
 
 
+def samples_of(args: argparse.Namespace, split: str, streaming: bool = False) -> Iterable[Sample]:
+    """The samples of a data set (`data_options`); those of the toy as they are asked for. BadData if
+    an option that is given would have no effect on them.
+    """
+    refuse_without_effect(vars(args), DATA_NEEDS, data_has(args))
+    if args.data == "toy":
+        from toy.files import toy_samples
+        return toy_samples(args.root, split, args.limit, args.world or "plain")
+    return load_dataset(args.data, args.root, split, args.limit, streaming)
+
+
 # Table 8: videos, length and its deviation, segments, seconds of a segment, words of a narration
 ROW = " {:7d}  {:7.1f} +- {:5.1f}  {:9.1f}  {:13.2f}  {:17.1f}"
 
 
 def stats_command(options: argparse.Namespace) -> None:
-    has = {"a folder of that split": has_split(options)}
-    refuse_without_effect(vars(options), {"split": "a folder of that split"}, has)
     split = options.split or ("val" if options.data in DATASETS else "all")
-    if options.data == "toy":
-        from toy.files import toy_samples
-        samples = list(toy_samples(options.root, split, options.limit))
-    else:
-        samples = load_dataset(options.data, options.root, split, options.limit)
+    samples = samples_of(options, split)
+    if options.data != "toy":
+        samples = list(samples)
         header_of_all(samples)
     unit = "words"
     count = number_of_words

@@ -13,6 +13,7 @@ import data
 import evaluate
 import narrator as nar
 from beyond.baselines import context_class
+from beyond.commands.data_command import samples_of
 from beyond.streams.bounds import open_stream, tell_of_positions
 from beyond.training.delays import course_of, means_of_courses
 from support.common import java
@@ -21,16 +22,15 @@ from support.common.disk import check_apart, check_writable, file_name, write_js
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import (
-    DEFAULT_MODEL, Parser, data_options, dataset_folder, has_split, in_range, json_option,
-    model_options, needs_of, non_negative_int, positive_int, refuse_without_effect,
-    settings_given, trigger_has, trigger_options, world_option,
+    DEFAULT_MODEL, Parser, data_options, dataset_folder, in_range, json_option, model_options,
+    needs_of, non_negative_int, positive_int, refuse_without_effect, settings_given, trigger_has,
+    trigger_options,
 )
 from support.common.processes import KnownToAll, check_equal, process_group
 from support.common.progress import say, say_as_one
 from support.common.seal import digest_of, digest_of_features, digest_of_samples
 from support.engine.checkpoint import open_checkpoint
 from support.engine.cpu import speed_up
-from support.engine.frozen import find_model
 from support.files.features import encoder_mark
 from support.files.narrations import paired, read_predictions, read_truth
 from support.files.predictions import Predictions
@@ -140,10 +140,6 @@ def print_measures(args: argparse.Namespace, result: dict, each: dict[str, dict]
 # ---------------------------------------------------------------------- narrator and data set
 
 
-# as needs of settings (support/common/options.py)
-NEEDS = {"split": "a folder of that split"}
-
-
 def narrator_and_samples(args: argparse.Namespace, streaming: bool = False,
                          ) -> tuple[nar.Narrator, nar.VisionEncoder | None, list[data.Sample]]:
     """A narrator with the settings of the command line, its vision encoder for the toy (which has
@@ -151,38 +147,18 @@ def narrator_and_samples(args: argparse.Namespace, streaming: bool = False,
 
     The data set comes first: what is missing there is refused before a model is loaded.
     """
-    samples = samples_of(args, streaming)
+    is_toy = args.data == "toy"
+    refuse_without_effect(vars(args), needs_of(nar.Config), trigger_has(args) | {"pictures": is_toy})
+    samples = samples_of(args, split_of(args), streaming)
     device, dtype = device_and_dtype(args.device, args.dtype)
-    checkpoint = open_checkpoint(args.model, **settings_given(args, nar.Config))
-    if args.data == "toy":
-        find_model(checkpoint.config.vision, "vision")          # before the other one is loaded
-    narrator = checkpoint.narrator(device, dtype)
-    vision = None
-    if args.data == "toy":
-        vision = narrator.vision_encoder(narrator.llm.dtype)
+    narrator = open_checkpoint(args.model, **settings_given(args, nar.Config)).narrator(device, dtype)
+    vision = narrator.vision_encoder(narrator.llm.dtype) if is_toy else None
     samples = list(samples)
     header = data.header_of_all(samples)
     if header:                                  # that there is none was told
         narrator.config.vision_mark = encoder_mark(header, narrator.config)
     data.check_sample(samples[0], narrator.config)          # the others when it is their turn
     return narrator, vision, samples
-
-
-def samples_of(args: argparse.Namespace, streaming: bool = False):
-    """The samples of the data set; those of the toy as they are asked for. BadData if an option that
-    is given would have no effect on them.
-    """
-    is_toy = args.data == "toy"
-    refuse_without_effect(vars(args), NEEDS | needs_of(nar.Config), trigger_has(args) | {
-        "pictures": is_toy,
-        "a folder of that split": has_split(args),
-    })
-    if is_toy:
-        from toy.files import toy_samples
-        return toy_samples(args.root, split_of(args), args.limit, args.world)
-    if args.world != "plain":
-        raise BadData(f"--world {args.world} is for the toy's rendered videos, without --root")
-    return data.load_dataset(args.data, args.root, split_of(args), args.limit, streaming)
 
 
 def split_of(args: argparse.Namespace) -> str:
@@ -253,7 +229,7 @@ def settings_of_rows(args: argparse.Namespace, narrator: nar.Narrator) -> dict:
                 if name not in narrator.config.MODEL_NAMES}
     return settings | {
         "split": split_of(args),
-        "world": args.world,
+        "world": args.world or "plain",
         "dtype": str(next(narrator.llm.parameters()).dtype),
         "weights": narrator.mark,
     }
@@ -418,7 +394,6 @@ def main():
                                   "longer")
         group = command.add_argument_group("data set")
         data_options(group)
-        world_option(group)
         model_options(command.add_argument_group("narrator"), nar.Config,
                           default=DEFAULT_MODEL)
     args = parser.parse_args()

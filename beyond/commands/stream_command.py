@@ -43,7 +43,6 @@ from support.common.text import counted
 from support.engine.checkpoint import open_checkpoint
 from support.engine.compiled import compile_narrator
 from support.engine.cpu import speed_up
-from support.engine.frozen import find_model
 from support.files.features import check_inputs, open_features, open_frames
 from support.files.sources import Source, source_of
 from support.files.video import Video
@@ -103,8 +102,7 @@ class NarratedInput:
                 guesses=0 if args.explain else GUESSED_WORDS,
                 clock=(lambda: self.video.time) if live else None,
             )
-            on_gpu = narrator.llm.device.type == "cuda"
-            if on_gpu and not (args.no_graphs or args.explain or args.compile):
+            if narrator.llm.device.type == "cuda" and not (args.explain or args.compile):
                 use_graphs(self.context, encoder)
             if not state.resume(self.context):
                 return
@@ -203,19 +201,15 @@ class NarratedInput:
 NEEDS = {
     "retries": "a live source that can be opened again",
     "source_option": "pictures",
-    "no_graphs": "CUDA graphs",
 }
 
 
 def check_options(args: argparse.Namespace) -> None:
     """Refuse what cannot work, and what would have no effect, before anything is loaded."""
     first = args.input[0]
-    device, _ = device_and_dtype(args.device)
-    has_graphs = device.startswith("cuda") and not (args.explain or args.compile)
     refuse_without_effect(vars(args), NEEDS | needs_of(Config), trigger_has(args) | {
         "pictures": any(source.kind != "features" for source in args.input),
         "a live source that can be opened again": first.is_live and first.given != "-",
-        "CUDA graphs": has_graphs,
     })
     if len(args.input) > 1:
         for source in args.input:
@@ -318,10 +312,7 @@ def load_models(model: str, args: argparse.Namespace,
         dtype = None                                    # what is faster here
     changes = settings_given(args, Config)
     try:
-        checkpoint = open_checkpoint(model, **changes)
-        if has_videos:
-            find_model(checkpoint.config.vision, "vision")      # before the other one is loaded
-        narrator = checkpoint.narrator(device, dtype).merge()
+        narrator = open_checkpoint(model, **changes).narrator(device, dtype).merge()
     except BadData as error:
         if args.model or model == DEFAULT_MODEL:
             raise
@@ -423,9 +414,6 @@ def speed_options(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--compile", action="store_true",
         help="compile the visual memory and the language model (torch.compile)")
-    parser.add_argument(
-        "--no-graphs", action="store_true", default=None,
-        help="do not record what a GPU computes as CUDA graphs")
 
 
 def make_parser() -> Parser:

@@ -29,13 +29,14 @@ from pathlib import Path
 import torch
 
 import evaluate
-from beyond.commands.evaluate_command import samples_of
+from beyond.commands.data_command import samples_of
+from beyond.commands.evaluate_command import split_of
 from data import FPS
 from support.common import java
 from support.common.devices import device_and_dtype
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
-from support.common.options import Parser, data_options, json_option, world_option
+from support.common.options import Parser, data_options, json_option
 from support.common.progress import progress
 from support.common.text import one_line
 from support.engine.frozen import load_llm
@@ -211,7 +212,7 @@ class Reader:
 
 def run_objects(args: argparse.Namespace, ask: Ask) -> dict:
     """The measures of the videos of a data set."""
-    truths = {sample.name: sample for sample in samples_of(args, streaming=True)}
+    truths = {sample.name: sample for sample in samples_of(args, split_of(args), streaming=True)}
     truths, predictions = paired(truths, read_predictions(Path(args.pred)), args.data, args.pred,
                                  False)
     reader = Reader(ask)
@@ -247,7 +248,6 @@ def main() -> None:
     summaries.set_defaults(run=run_summaries)
     objects = commands.add_parser("objects", help="how many of those that are named are in use")
     data_options(objects)
-    world_option(objects)
     objects.set_defaults(run=run_objects)
     for command in (summaries, objects):
         command.add_argument("--pred", required=True, help="predictions, as for evaluate.py score")

@@ -17,7 +17,7 @@ from evaluate import true_narrations
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import (
-    DEFAULT_MODEL, Parser, data_options, json_option, model_options, world_option,
+    DEFAULT_MODEL, Parser, data_options, json_option, model_options,
 )
 from support.common.progress import progress
 
@@ -104,7 +104,6 @@ def main() -> None:
     parser = Parser(prog="python -m beyond.experiments.attention",
                     description="What true narrations attend to.")
     data_options(parser)
-    world_option(parser)
     model_options(parser, nar.Config, default=DEFAULT_MODEL)
     json_option(parser)
     args = parser.parse_args()

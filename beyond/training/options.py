@@ -57,9 +57,8 @@ class ToyOptions:
         "start with LoRA and connector of this look.safetensors, which another training has "
         "written",
         needs="--data toy, a new narrator", compared=False)
-    world: str = setting("plain", "kind of the videos (toy/world.py)", needs="--data toy")
-    idle: float | None = setting(None,
-        "share of the videos that have idle time; default the world's", (0, 1), needs="--data toy")
+    idle: float = setting(0.0,
+        "share of the videos that have idle time", (0, 1), needs="--data toy")
     freeze_memory: bool = setting(False,
         "the memory keeps its first weights: what does its training add to them?",
         needs="--data toy, a new narrator, a memory that learns")

@@ -189,16 +189,22 @@ def data_options(parser: ArgumentParser, split: str = "test for the toy, else va
     parser.add_argument("--root", help="folder of the data set (default: data/NAME; the toy is rendered)")
     parser.add_argument("--split", help=f"train, val or test (default: {split})")
     parser.add_argument("--limit", type=positive_int, help="use at most this many videos")
+    parser.add_argument("--world",
+                        help="of the toy's rendered videos: plain (the default), idle, still or night "
+                             "(toy/README.md)")
 
 
-def world_option(parser: ArgumentParser):
-    parser.add_argument("--world", default="plain",
-                        help="of the toy's rendered videos: plain, idle, still or night (toy/README.md)")
+# as needs of settings
+DATA_NEEDS = {"split": "a data set with splits", "world": "the toy's rendered videos"}
 
 
-def has_split(args: Namespace) -> bool:
-    """Whether a folder of toy videos has a folder for --split; other data sets have splits."""
-    return not (args.data == "toy" and args.root) or Path(args.root, args.split or "").is_dir()
+def data_has(args: Namespace) -> dict[str, bool]:
+    """What `data_options` leave, for `refuse_without_effect`: a folder of toy videos has no splits."""
+    is_toy = args.data == "toy"
+    return {
+        "a data set with splits": not (is_toy and args.root),
+        "the toy's rendered videos": is_toy and not args.root,
+    }
 
 
 def json_option(parser: ArgumentParser):
