@@ -165,7 +165,7 @@ def test_narrates_the_kitchen(kitchen):
     needing = Counter(narration["text"] for narration in truth if narration.get("memory"))
     assert (needing.total(), (needing - told).total()) == (21, 3)
     assert "frames/s" in errors and "cache" in errors
-    assert "--model" not in errors                      # a video that the bundled narrator knows
+    assert f"narrator: {TOY}\n" in errors               # which nobody has named
 
 
 def test_output_formats(kitchen):
@@ -303,7 +303,8 @@ def test_no_two_runs_write_one_file(tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to("x")
     with locked(tmp_path, "x"):
         for output in ("--state=x", "--jsonl=link"):
-            assert_refused([features("x.safetensors", 2), output], "another run is writing x")
+            given = [features("x.safetensors", 2), f"--model={TOY}", output]
+            assert_refused(given, "another run is writing x")
     assert (tmp_path / "x").read_text() == "of the first"
 
 

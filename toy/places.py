@@ -12,8 +12,9 @@ from support.common.disk import read_json
 from support.files.sentences import time_of
 from toy.files import filmed
 from toy.paint import TYPES, sprite
-from toy.probe import name_of_thing
-from toy.world import COLOUR, EVENTS, FPS, NEED_MEMORY, PLACES, RGB, TYPE, Kitchen
+from toy.world import (
+    COLOUR, EVENTS, FPS, NEED_MEMORY, PLACES, RGB, TYPE, Kitchen, name_of_thing,
+)
 
 
 def words_of_memory(text: str) -> str:

@@ -71,15 +71,8 @@ def recalled(probe: Probe, memory: Tensor) -> list[tuple[str, float, float]]:
     said = []
     rows = zip(types.tolist(), colours.tolist(), sure.tolist(), seconds.tolist())
     for kind, colour, p, age in rows:
-        said.append((name_of_thing(kind, colour), round(p, 2), round(age, 1)))
+        said.append((world.name_of_thing(kind, colour), round(p, 2), round(age, 1)))
     return said
-
-
-def name_of_thing(kind: int, colour: int) -> str:
-    """ "red cup"; "" if one of the two is none."""
-    if kind == 0 or colour == 0:
-        return ""
-    return " ".join(world.words_for(kind, colour))
 
 
 def in_words(probe: Probe, memory: Tensor) -> str:

@@ -173,7 +173,7 @@ def inventory(labels: Tensor, chance: random.Random | None = None) -> str:
     lines = []
     for place, (kind, colour) in zip(world.PLACES, labels.tolist()):
         if kind:
-            lines.append(f"the {place}: {' '.join(world.words_for(kind, colour))}")
+            lines.append(f"the {place}: {world.name_of_thing(kind, colour)}")
     if chance:
         chance.shuffle(lines)
     return " " + "\n".join(lines)

@@ -156,9 +156,11 @@ class World(NamedTuple):
     stretches: dict[tuple[float, float], float] = STRETCHES
 
 
-def words_for(kind: int, colour: int) -> tuple[str, str]:
-    """The words for a thing: colour, type."""
-    return COLOURS[colour - 1], TYPES[kind - 1]
+def name_of_thing(kind: int, colour: int) -> str:
+    """ "red cup"; "" if one of the two is none."""
+    if kind == 0 or colour == 0:
+        return ""
+    return f"{COLOURS[colour - 1]} {TYPES[kind - 1]}"
 
 
 TWO_MINUTES = {(120, 120): 1}
@@ -281,12 +283,10 @@ class Kitchen:
         frame = len(self) - 1 + weighted_choice(rng, JITTER)
         if "{thing}" in event.sentence:
             thing.named = True
-        memory_words = ()
-        if name in NEED_MEMORY:
-            memory_words = words_for(thing.type, thing.colour)
-        words = () if thing is None else words_for(thing.type, thing.colour)
-        text = event.sentence.format(place=PLACES[place], thing=" ".join(words))
-        self.narrations.append(Annotation(frame, text, memory_words))
+        words = "" if thing is None else name_of_thing(thing.type, thing.colour)
+        memory_words = words.split() if name in NEED_MEMORY else ()
+        text = event.sentence.format(place=PLACES[place], thing=words)
+        self.narrations.append(Annotation(frame, text, tuple(memory_words)))
 
     def _choose(self) -> tuple[str, int]:
         """An event among those possible now, then one of the places where it is possible."""

@@ -247,6 +247,8 @@ def run_inputs(args: argparse.Namespace) -> None:
 
     model = args.model or default_model(args.input)
     narrator, encoder = load_models(model, args, live)
+    if not args.model:
+        say(f"narrator: {model}")
     probe = None
     if (Path(model) / PROBE).exists():                      # the toy's alone have one
         from toy.probe import load_probe

@@ -18,7 +18,8 @@ from support.common.disk import check_apart, check_writable
 from support.common.errors import BadData, command_line
 from support.common.locks import locked
 from support.common.options import (
-    DATASETS, FILES, Parser, add_settings, dataset_folder, needs_of, refuse_without_effect,
+    DATASETS, DEFAULT_MODEL, FILES, Parser, add_settings, dataset_folder, needs_of,
+    refuse_without_effect,
 )
 from support.common.processes import process_group, together
 from support.common.progress import say, say_as_one
@@ -66,14 +67,13 @@ TOY = {
     "limit": 800,
 }
 # The encoder and the language model of the toy are those of the bundled narrator.
-ROOT = Path(__file__).parents[2]
 TOY_MODELS = {
-    "vision": str(ROOT / "toy" / "checkpoint" / "vision"),
-    "llm": str(ROOT / "toy" / "checkpoint" / "llm"),
+    "vision": str(Path(DEFAULT_MODEL) / "vision"),
+    "llm": str(Path(DEFAULT_MODEL) / "llm"),
 }
 # With --quick: stage `look` of another narrator, no stage `recall`, few videos.
 QUICK = {
-    "look": str(ROOT / "beyond" / "experiments" / "base" / "look.safetensors"),
+    "look": str(Path(__file__).parents[1] / "experiments" / "base" / "look.safetensors"),
     "recall": False,
     "limit": 300,
     "batch": 2,
@@ -335,13 +335,9 @@ def choose_length(narrator: Narrator, videos: Sequence[Read], options: Options) 
         setattr(options, name, chosen[name])
     steps = number_of_steps(options, len(videos))
     # a backward pass takes about twice as long as a forward pass
-    seconds = 3 * seconds * options.batch * steps
-    if seconds < 120:
-        length = f"{seconds:.0f} seconds"
-    else:
-        length = f"{seconds / 60:.0f} minutes"
+    minutes = 3 * seconds * options.batch * steps / 60
     say_as_one(f"loss before training: up to {loss:.2f}; {steps} steps ({options.epochs:.4g} epochs), "
-               f"about {length}, peak learning rate {options.lr:.2g}")
+               f"about {minutes:.1f} minutes, peak learning rate {options.lr:.2g}")
 
 
 def length_of_training(loss: float, videos: int, batch: int, width: int) -> dict[str, float]:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from beyond.commands import data_command, stream_command
 from forks import Forked
-from helpers import ROOT, grouped, lively, narrate, row_of
+from helpers import ROOT, TOY, grouped, lively, narrate, row_of
 from beyond.streams import suspend
 from beyond.streams.bounds import open_stream
 from beyond.streams.inputs import Input
@@ -118,7 +118,7 @@ def test_killed(tmp_path):
 
     def line(folder):
         outputs = [f"--{name}={tmp_path / folder / name}" for name in (*OUTPUTS, "state")]
-        return [str(source), "--last-k=3", "--device=cpu", *outputs]
+        return [str(source), f"--model={TOY}", "--last-k=3", "--device=cpu", *outputs]
 
     assert call(stream_command, line("once"))[0] == 0
     code, _ = Forked(["-c", KILLED, *line("often")], ROOT, os.environ).end()

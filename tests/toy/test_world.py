@@ -110,8 +110,8 @@ def test_memory_narrations_need_memory(name):
                 continue
             cell = labels[:narration.frame + 1, places[n]]
             last = np.flatnonzero(cell[:, TYPE])[-1]           # the last frame that shows a thing
-            words = world.words_for(cell[last, TYPE], cell[last, COLOUR])
-            assert narration.memory_words == words
+            words = world.name_of_thing(cell[last, TYPE], cell[last, COLOUR]).split()
+            assert list(narration.memory_words) == words
             assert last <= narrations[n - 2].frame             # a whole other segment lies between
             assert narration.text.endswith(" ".join(words) + ".")
             delays.append(narration.frame - last)
