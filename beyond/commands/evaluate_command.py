@@ -31,6 +31,7 @@ from support.common.progress import say, say_as_one
 from support.common.seal import digest_of, digest_of_features, digest_of_samples
 from support.engine.checkpoint import open_checkpoint
 from support.engine.cpu import speed_up
+from support.engine.frozen import find_model
 from support.files.features import encoder_mark
 from support.files.narrations import paired, read_predictions, read_truth
 from support.files.predictions import Predictions
@@ -151,7 +152,10 @@ def narrator_and_samples(args: argparse.Namespace, streaming: bool = False,
     refuse_without_effect(vars(args), needs_of(nar.Config), trigger_has(args) | {"pictures": is_toy})
     samples = samples_of(args, split_of(args), streaming)
     device, dtype = device_and_dtype(args.device, args.dtype)
-    narrator = open_checkpoint(args.model, **settings_given(args, nar.Config)).narrator(device, dtype)
+    checkpoint = open_checkpoint(args.model, **settings_given(args, nar.Config))
+    if is_toy:
+        find_model(checkpoint.config.vision, "vision")          # before the other one is loaded
+    narrator = checkpoint.narrator(device, dtype)
     vision = narrator.vision_encoder(narrator.llm.dtype) if is_toy else None
     samples = list(samples)
     header = data.header_of_all(samples)

@@ -43,6 +43,7 @@ from support.common.text import counted
 from support.engine.checkpoint import open_checkpoint
 from support.engine.compiled import compile_narrator
 from support.engine.cpu import speed_up
+from support.engine.frozen import find_model
 from support.files.features import check_inputs, open_features, open_frames
 from support.files.sources import Source, source_of
 from support.files.video import Video
@@ -314,7 +315,10 @@ def load_models(model: str, args: argparse.Namespace,
         dtype = None                                    # what is faster here
     changes = settings_given(args, Config)
     try:
-        narrator = open_checkpoint(model, **changes).narrator(device, dtype).merge()
+        checkpoint = open_checkpoint(model, **changes)
+        if has_videos:
+            find_model(checkpoint.config.vision, "vision")      # before the other one is loaded
+        narrator = checkpoint.narrator(device, dtype).merge()
     except BadData as error:
         if args.model or model == DEFAULT_MODEL:
             raise
