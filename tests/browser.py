@@ -1,22 +1,11 @@
-"""Chromium in tests, by its DevTools protocol over two pipes: no driver, no port.
-
-As a command, it takes a picture of a page, as wide as the README shows it well:
-
-    python tests/browser.py docs/kitchen.html#t=48.1 docs/player.png
-"""
+"""Chromium in tests, by its DevTools protocol over two pipes: no driver, no port."""
 import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
-from base64 import b64decode
 from contextlib import suppress
-from io import BytesIO
-from pathlib import Path
-
-from PIL import Image
 
 CHROMIUM = (shutil.which("chromium") or shutil.which("chromium-browser")
             or shutil.which("google-chrome"))
@@ -24,7 +13,6 @@ FLAGS = ("--headless --no-sandbox --remote-debugging-pipe --no-first-run "
          "--disable-background-networking --disable-component-update --disable-sync "
          "--disable-quic --disable-gpu --mute-audio --hide-scrollbars "
          "--autoplay-policy=no-user-gesture-required --force-color-profile=srgb").split()
-README_SIZE = 1180, 1400                     # of a window whose picture the README shows, pixels
 
 
 class Gone(Exception):
@@ -32,11 +20,11 @@ class Gone(Exception):
 
 
 class Browser:
-    """One Chromium with a profile of its own. Events that come before an answer are kept by tab."""
+    """One Chromium with a profile of its own, and one tab at a time, whose events are kept."""
 
     def __enter__(self):
         self.profile = tempfile.mkdtemp()
-        commands, self.out = os.pipe()
+        commands, out = os.pipe()
         self.come, answers = os.pipe()
         # it reads commands from 3 and writes answers to 4
         launch = f'exec "$@" <&{commands} >&{answers} 3<&0 4>&1 </dev/null >/dev/null'
@@ -45,15 +33,16 @@ class Browser:
                                         pass_fds=(commands, answers), stderr=subprocess.DEVNULL)
         os.close(commands)
         os.close(answers)
+        self.out = os.fdopen(out, "wb")
         self.number = 0                              # of the last command
         self.rest = b""                              # bytes after the last message
-        self.tabs = {}                               # session -> Tab
+        self.session = None                          # of the tab
         return self
 
     def __exit__(self, *_):
         self.process.terminate()
         self.process.wait(10)
-        os.close(self.out)
+        self.out.close()
         os.close(self.come)
         shutil.rmtree(self.profile, ignore_errors=True)
 
@@ -66,58 +55,44 @@ class Browser:
         message, self.rest = self.rest.split(b"\0", 1)
         return json.loads(message)
 
-    def ask(self, method: str, session: str | None = None, **parameters):
-        """Send a command, and wait for its result."""
+    def ask(self, method: str, **parameters):
+        """Send a command to the tab, or to the browser where there is none -> its result."""
         self.number += 1
         message = {"id": self.number, "method": method, "params": parameters}
-        if session:
-            message["sessionId"] = session
-        data = json.dumps(message).encode() + b"\0"
-        while data:
-            data = data[os.write(self.out, data):]
+        if self.session:
+            message["sessionId"] = self.session
+        self.out.write(json.dumps(message).encode() + b"\0")
+        self.out.flush()
         while (answer := self.read()).get("id") != self.number:
-            if answer.get("sessionId") in self.tabs:
-                self.tabs[answer["sessionId"]].events.append(answer)
+            if answer.get("sessionId") == self.session:
+                self.events.append(answer)
         if "navigated" in answer.get("error", {}).get("message", ""):
             raise Gone
         assert "error" not in answer, (method, answer["error"])
         return answer["result"]
 
-    def tab(self, url: str, width: int = 1280, height: int = 800):
+    def open(self, url: str, width: int = 1280, height: int = 800):
         """A new tab with a loaded page, on which nothing moves by itself."""
-        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        tab = Tab(self, session, target)
-        self.tabs[tab.session] = tab
-        for domain in ("Page", "Runtime", "Log", "Network", "DOM"):
-            tab.ask(domain + ".enable")
-        tab.ask("Emulation.setDeviceMetricsOverride", width=width, height=height,
-                deviceScaleFactor=1, mobile=False)
-        tab.ask("Emulation.setEmulatedMedia",
-                features=[{"name": "prefers-color-scheme", "value": "light"},
-                          {"name": "prefers-reduced-motion", "value": "reduce"}])
-        tab.ask("Page.navigate", url=url)
-        tab.wait("document.readyState !== 'loading'")
-        return tab
-
-    def close_tabs(self):
-        for tab in self.tabs.values():
-            self.ask("Target.closeTarget", targetId=tab.target)
-        self.tabs.clear()
-
-
-class Tab:
-    def __init__(self, browser: Browser, session: str, target: str):
-        self.browser = browser
-        self.session = session
-        self.target = target
         self.events = []
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.ask("Target.attachToTarget", targetId=target, flatten=True)
+        self.session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network", "DOM"):
+            self.ask(domain + ".enable")
+        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height,
+                 deviceScaleFactor=1, mobile=False)
+        self.ask("Emulation.setEmulatedMedia",
+                 features=[{"name": "prefers-color-scheme", "value": "light"},
+                           {"name": "prefers-reduced-motion", "value": "reduce"}])
+        self.ask("Page.navigate", url=url)
+        self.wait("document.readyState !== 'loading'")
+        return self
 
-    def ask(self, method: str, **parameters):
-        return self.browser.ask(method, self.session, **parameters)
+    def close(self):
+        self.ask("Page.close")
+        self.session = None
 
     def js(self, expression: str):
-        """The value of an expression; a promise is awaited."""
         result = self.ask("Runtime.evaluate", expression=expression, returnByValue=True,
                           awaitPromise=True)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
@@ -164,26 +139,5 @@ class Tab:
         return problems
 
     def requests(self) -> list[str]:
-        """The addresses that the page has asked for."""
         return [event["params"]["request"]["url"] for event in self.events
                 if event["method"] == "Network.requestWillBeSent"]
-
-
-def main():
-    page, picture = sys.argv[1:]
-    file, _, moment = page.partition("#")
-    with Browser() as browser:
-        tab = browser.tab(f"{Path(file).resolve().as_uri()}#{moment}", *README_SIZE)
-        tab.ask("Page.bringToFront")
-        tab.wait("document.querySelector('video').readyState >= 2")
-        time.sleep(3)                        # until the player's controls and small pictures are there
-        end = tab.js("document.querySelector('#context').getBoundingClientRect().bottom + 12")
-        clip = {"x": 0, "y": 0, "width": README_SIZE[0], "height": end, "scale": 1}
-        taken = tab.ask("Page.captureScreenshot", clip=clip)
-    image = Image.open(BytesIO(b64decode(taken["data"])))
-    image = image.convert("RGB").quantize(256, kmeans=3, dither=Image.Dither.NONE)
-    image.save(picture, optimize=True)               # a third of the bytes
-
-
-if __name__ == "__main__":
-    main()

@@ -33,7 +33,7 @@ def no_loss_curves():
 
 @pytest.fixture
 def no_java(monkeypatch):
-    """METEOR takes seconds to start; test_captions.py tests it once."""
+    """METEOR takes seconds to start; test_meteor tests it once."""
     monkeypatch.setattr("support.common.java.java_problem", lambda: "needs Java")
 
 

@@ -1,5 +1,5 @@
-"""Small narrators on the toy's language model, random videos, and the published parallel form, for
-several tests."""
+"""Small narrators, random videos, damaged files, and the published parallel form."""
+import json
 import os
 import random
 import shutil
@@ -13,7 +13,8 @@ import av
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -45,7 +46,6 @@ def tiny(seed: int = 0, llm=None, **changes) -> nar.Narrator:
 
 @lru_cache(64)
 def known_tiny(seed: int, changes: tuple) -> tuple[nar.Narrator, torch.Tensor]:
-    """A narrator with the toy's language model, and the state of the random numbers after it."""
     return new_tiny(seed, *load_llm(LLM), dict(changes)), torch.get_rng_state()
 
 
@@ -287,7 +287,6 @@ def assert_same_stream(steps, others, tolerance=1e-5):
 
 
 def save_features(root: Path, x_of: dict[str, torch.Tensor]) -> None:
-    """The features of a data set's videos, in the published layout but for the index."""
     (root / "features").mkdir(exist_ok=True)
     for video, x in x_of.items():
         torch.save(x.clone(), root / "features" / f"{video}.pt")
@@ -303,6 +302,30 @@ def golden_data(name: str, root: Path) -> Path:
     shutil.copytree(kept, root, ignore=shutil.ignore_patterns("*.safetensors"))
     save_features(root, load_file(kept / "features.safetensors"))
     return root
+
+
+def with_tensors(file: str, change):
+    """A function of a folder: change(tensors) of a .safetensors file in it, whose header stays."""
+    def damage(folder: Path):
+        path = folder / file
+        with safe_open(path, "pt") as opened:
+            header = opened.metadata()
+        tensors = load_file(path)
+        change(tensors)
+        save_file(tensors, path, header)
+    return damage
+
+
+def with_entries(file: str, **entries):
+    """A function of a folder: other entries of a JSON file in it."""
+    def damage(folder: Path):
+        path = folder / file
+        path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+    return damage
+
+
+def with_text(file: str, text: str):
+    return lambda folder: (folder / file).write_text(text)
 
 
 def resident_bytes() -> int:

@@ -26,8 +26,7 @@ def test_absorb_does_not_overflow_or_lose_the_end():
     v = torch.arange(1000.0).view(-1, 1, 1)
     log_gate = torch.full((1000, 1, 1), -100.0)
     decay, update = CLAM.absorb(k, v, log_gate)
-    assert decay.item() == 0
-    assert update.item() == 999
+    assert (decay.item(), update.item()) == (0, 999)
     log_gate[-1] = -0.5
     decay, update = CLAM.absorb(k, v, log_gate)
     assert update.item() == pytest.approx(999 + 998 * math.exp(-0.5), rel=1e-6)
@@ -65,7 +64,6 @@ def test_memory_kept_for_backward():
 
 
 def test_example_is_right(monkeypatch, capsys):
-    """The numbers of `clam.py`, by hand."""
     monkeypatch.setattr("sys.argv", ["clam.py"])
     main()
     printed = capsys.readouterr().out
@@ -101,8 +99,7 @@ def test_initialise_is_not_moved_by_what_all_tokens_share():
     start_memory(clam, x)
     shared = x.mean((0, 1))
     k, v, _ = clam.project(shared)
-    assert k.abs().max() < 1e-4
-    assert v.abs().max() < 1e-4
+    assert max(k.abs().max(), v.abs().max()) < 1e-4
 
 
 @pytest.mark.parametrize("shape, read_at", [

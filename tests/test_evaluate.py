@@ -5,6 +5,7 @@ tests/method/test_golden.py the scores and teacher forcing to the published ones
 """
 import io
 import json
+import sys
 from contextlib import redirect_stderr, redirect_stdout
 from unittest import mock
 
@@ -17,6 +18,7 @@ import narrator as nar
 from beyond.commands import evaluate_command
 from helpers import save_features, tiny
 from support.common.disk import read_jsonl
+from support.common.java import java_problem
 from support.common.options import Parser, model_options, settings_given
 from support.files.sentences import NarratedVideo as Truth, Sentence
 from toy import world
@@ -212,7 +214,6 @@ def test_times_of_another_unit_or_origin_are_told(capsys):
 
 
 def test_partial(tmp_path):
-    """Without Java there is no METEOR."""
     pred = write(tmp_path / "p.json", TRUE)
     gt = write(tmp_path / "g.json", TRUE | {"b": TRUE["a"]})
     assert "--partial" in command("score", "--pred", pred, "--gt", gt, ok=False)
@@ -248,7 +249,6 @@ def test_the_bundled_narrator_is_as_good_as_the_readme_says():
 
 
 def test_annotated_data_sets(tmp_path):
-    """Features instead of pictures. Times count from the start; annotators are scored together."""
     epic(tmp_path / "root")
     tiny(width=16, max_new_tokens=5).save(tmp_path / "model")
     arguments = ("--data", "ek100", "--root", tmp_path / "root", "--model", tmp_path / "model",
@@ -267,7 +267,6 @@ def test_annotated_data_sets(tmp_path):
 
 
 def test_predictions_of_other_settings_or_weights_are_not_taken(tmp_path):
-    """Another video, or the same in another place: test_marks.py."""
     root = tmp_path / "root"
     epic(root, videos=1)
     model = tiny(width=16, max_new_tokens=2)
@@ -323,3 +322,37 @@ def test_teacher_forcing_needs_a_first_narration(tmp_path):
     write(tmp_path / "a.json", {"video": "a.mp4", "fps": 2, "duration": 4.0,
                                 "narrations": [{"time": 2.0, "text": "You look."}]})
     assert "at the first frame" in command("teacher", "--data", "toy", "--root", tmp_path, ok=False)
+
+
+def test_rouge_without_a_common_word():
+    assert evaluate.rouge_l([("a", "b"), ("a", "")]) == [0, 0]
+
+
+@pytest.mark.skipif(java_problem() is not None, reason=f"METEOR {java_problem()}")
+def test_meteor():
+    perfect = ("You open the fridge.", "You open the fridge.")
+    scores, corpus = evaluate.meteor([perfect, ("You open  it", ""), ("a", "b")])
+    assert scores == pytest.approx([1, 0, 0]) and 0 < corpus < 1
+
+
+@pytest.mark.parametrize("java, reason", [
+    (None, "No such file"),
+    ("echo 'no memory' >&2; exit 1", "no memory"),
+    ("while read line; do echo 0,5; done", "could not convert"),
+])
+def test_what_java_lacks_is_said(monkeypatch, tmp_path, capsys, java, reason):
+    """Java is not there, ends at once, or writes other numbers: all other scores stand."""
+    package = tmp_path / "pycocoevalcap" / "meteor"
+    package.mkdir(parents=True)
+    (package / "meteor.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.startswith("pycocoevalcap")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if java:
+        (tmp_path / "java").write_text(f"#!/bin/sh\n{java}\n")
+        (tmp_path / "java").chmod(0o755)
+    corpus, _ = evaluate.caption_scores([("You open it.", "You open it.")], with_meteor=True)
+    said = capsys.readouterr().err
+    assert "METEOR is not computed: " in said and reason in said
+    assert corpus["rouge_l"] == 1 and "meteor" not in corpus

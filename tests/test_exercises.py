@@ -161,7 +161,6 @@ def test_scores_by_hand():
 
 def compare_kitchens(section: str, promise: re.Match, before: list, after: list, p_skip: dict,
                      cache: int) -> None:
-    """How many sentences there are, stay and move; the cache; the probabilities where they move."""
     frames = {frame for frame, _ in after}
     stayed = [sentence for sentence in before if sentence in after]
     moved = [frame for frame, _ in before if frame not in frames and frame + 1 in frames]
@@ -179,7 +178,6 @@ def compare_kitchens(section: str, promise: re.Match, before: list, after: list,
 
 @pytest.mark.parametrize("section", CHANGES, ids=number_of)
 def test_changes_can_be_made(section, tmp_path):
-    """The old lines of each change are in its file, once; its new lines are Python."""
     file = re.search(r"`([\w/]+\.py)`", section)[1]
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(ROOT / file, tmp_path / file)

@@ -1,5 +1,4 @@
-"""What something was made of is known by what it is: what was replaced is refused in one line that
-names it, and the same in another place is taken."""
+"""What something was made of is known by what it is, wherever it lies."""
 import json
 import random
 import shutil
@@ -8,16 +7,13 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
 from beyond.commands import data_command, evaluate_command, stream_command, train_command
-from helpers import TOY
+from helpers import TOY, with_entries, with_tensors
 from support.common import seal
 from support.common.errors import BadData
 from support.files.features import read_header
 from beyond.training import run as engine
-from test_checkpoint import altered
 from test_commands import call, outcome
 
 
@@ -67,35 +63,16 @@ def made(tmp_path_factory):
     return at
 
 
-def changed(change, *path):
-    """change(tensors) of a file, whose header stays."""
-    def replace(at):
-        file = at.joinpath(*path)
-        with safe_open(file, "pt") as opened:
-            header = opened.metadata()
-        tensors = load_file(file)
-        change(tensors)
-        save_file(tensors, file, header)
-    return replace
+def scaled(file):
+    return with_tensors(file, lambda tensors: [x.mul_(1.1) for x in tensors.values()])
 
 
-def scaled(*path):
-    """Numbers a little larger."""
-    return changed(lambda tensors: tensors.update({name: x * 1.1 for name, x in tensors.items()}), *path)
-
-
-def with_one(name, *path):
+def with_one(name, file):
     """One number of the middle row or frame of a tensor is another one."""
     def change(tensors):
         rows = tensors[name]
         rows[len(rows) // 3].view(-1)[1] += 1
-    return changed(change, *path)
-
-
-def setting(name, value, *path):
-    def replace(at):
-        altered(at.joinpath(*path), **{name: value})
-    return replace
+    return with_tensors(file, change)
 
 
 def another_rate_of_positions(at):
@@ -110,38 +87,38 @@ def another_film(at):
 
 
 def features_of_another_encoder(at):
-    scaled("narrator", "vision", "model.safetensors")(at)
+    ENCODER(at)
     assert call(data_command, ["encode", "--data", str(at / "own"), "--vision",
                                str(at / "narrator" / "vision")])[0] == 0
     shutil.copytree(TOY / "vision", at / "narrator" / "vision", dirs_exist_ok=True)
 
 
-LLM = scaled("narrator", "llm", "model.safetensors")
-ENCODER = scaled("narrator", "vision", "model.safetensors")
-FEATURES = scaled("own", "features", "a.safetensors")
-FRAME = with_one("features", "own", "features", "a.safetensors")
-WORD = with_one("model.embed_tokens.weight", "narrator", "llm", "model.safetensors")
+LLM = scaled("narrator/llm/model.safetensors")
+ENCODER = scaled("narrator/vision/model.safetensors")
+FEATURES = scaled("own/features/a.safetensors")
+FRAME = with_one("features", "own/features/a.safetensors")
+WORD = with_one("model.embed_tokens.weight", "narrator/llm/model.safetensors")
 
 
 @pytest.mark.parametrize("name, replace, named", [
     ("train --resume", FEATURES, "the features = "),
     ("train --resume", FRAME, "the features = "),
     ("stream", WORD, "language model = "),
-    ("stream", setting("bos_token", "<|eot_id|>", "narrator", "llm", "tokenizer_config.json"),
+    ("stream", with_entries("narrator/llm/tokenizer_config.json", bos_token="<|eot_id|>"),
      "language model = "),
-    ("stream", setting("vision_mark", "81c95822782a", "narrator", "narrator.json"),
+    ("stream", with_entries("narrator/narrator.json", vision_mark="81c95822782a"),
      "of another version of this program"),
-    ("stream --state", setting("lora_alpha", 150, "unmarked", "adapter_config.json"), "narrator = "),
+    ("stream --state", with_entries("unmarked/adapter_config.json", lora_alpha=150), "narrator = "),
     ("train --resume", LLM, "language model = "),
-    ("train --resume", scaled("narrator", "adapter_model.safetensors"), "--init = "),
+    ("train --resume", scaled("narrator/adapter_model.safetensors"), "--init = "),
     ("train --resume", another_film, "video = "),
     ("stream", another_rate_of_positions, "language model = "),
     ("stream", ENCODER, "vision model = "),
-    ("encode", setting("image_mean", [0.4, 0.5, 0.5], "narrator", "vision",
-                       "preprocessor_config.json"), "vision_mark = "),
+    ("encode", with_entries("narrator/vision/preprocessor_config.json", image_mean=[0.4, 0.5, 0.5]),
+     "vision_mark = "),
     ("stream of features", features_of_another_encoder, "vision model = "),
-    ("stream --state", scaled("unmarked", "llm", "model.safetensors"), "llm_mark = "),
-    ("stream --state", scaled("unmarked", "adapter_model.safetensors"), "narrator = "),
+    ("stream --state", scaled("unmarked/llm/model.safetensors"), "llm_mark = "),
+    ("stream --state", scaled("unmarked/adapter_model.safetensors"), "narrator = "),
     ("stream --state", another_film, "source = "),
     ("evaluate --output", FEATURES, "another video a"),
     ("encode", ENCODER, "vision_mark = "),
@@ -165,7 +142,6 @@ def test_the_same_in_another_place_is_taken(made, tmp_path, no_java):
 
 
 def test_what_says_nothing_is_told_once(made, tmp_path, no_java):
-    """And --init learns it."""
     at = tmp_path / "at"
     shutil.copytree(made, at)
     said = call(stream_command, [str(at / "own" / "a.mp4"), "--model", str(at / "unmarked")])[1]

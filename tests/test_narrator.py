@@ -22,7 +22,6 @@ from test_commands import outcome
 
 
 def decode(layout, ids):
-    """The text of ids, with x and m for frame and memory tokens."""
     placeholders = {nar.FRAME: "x", nar.MEMORY: "m"}
     return "".join(placeholders.get(i) or layout.tokenizer.decode([i]) for i in ids)
 
@@ -110,7 +109,6 @@ def test_every_setting_is_checked(name, value):
     ({"memory": "none", "mod_keep": 0.2, "narration_memory": 4, "last_k": 0}, "together"),
 ], ids=str)
 def test_settings_that_contradict_each_other(settings, message):
-    """They are an error, never silently without effect."""
     with pytest.raises(BadData, match=message):
         tiny(**settings)
 
@@ -175,7 +173,6 @@ def test_lora_and_its_gradients(bias, dtype, tolerance):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_merged_lora_is_lora(dtype):
-    """A head that shares the table of words gets a weight of its own."""
     llm = grouped(dtype)
     llm.lm_head.weight = llm.get_input_embeddings().weight
     model = tiny(llm=llm).eval()
@@ -235,7 +232,6 @@ def test_frame_tokens_are_cls_and_pooled_patches(tmp_path):
 
 
 def test_other_vision_models_are_refused(tmp_path):
-    """One without a pooled output, one with fewer tokens than patches, one without patches."""
     swin = SwinConfig(embed_dim=8, depths=[1, 1], num_heads=[1, 1], image_size=32, patch_size=4,
                       window_size=2)
     for model, message in (

@@ -67,8 +67,7 @@ def test_commands_that_share_work_refuse_other_launchers(command, tmp_path):
     name, *options = command.split()
     several = os.environ | {"SLURM_NTASKS": "2"}
     code, errors = Forked([ROOT / name, *options], tmp_path, several).end()
-    assert code == 1
-    assert len(errors) == 1 and "torchrun --nproc-per-node 2" in errors[0]
+    assert code == 1 and len(errors) == 1 and "torchrun --nproc-per-node 2" in errors[0]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -79,8 +78,7 @@ def test_a_port_in_use_is_named():
         port = str(taken.getsockname()[1])
         line = [ROOT / "train.py", "--data", "ek100"]
         code, errors = Forked(line, ROOT, os.environ | of_torchrun(MASTER_PORT=port)).end()
-    assert code == 1
-    assert len(errors) == 1 and f"do not meet at 127.0.0.1:{port}" in errors[0]
+    assert code == 1 and len(errors) == 1 and f"do not meet at 127.0.0.1:{port}" in errors[0]
 
 
 ENDS = """
@@ -159,7 +157,6 @@ def test_a_process_ends_with_its_launcher():
 
 
 def test_a_lock_is_of_one_run_at_a_time(tmp_path):
-    """Another run is refused; afterwards nothing is left of a lock, nor of an empty folder."""
     folder = tmp_path / "a" / "b"
     with locked(folder):
         with pytest.raises(Locked, match="another run is writing into it; wait for it, or choose"):
@@ -184,7 +181,6 @@ def test_a_run_that_died_leaves_no_lock(tmp_path):
 
 
 def test_two_evaluations_in_one_folder_do_not_meet(tmp_path):
-    """A video that another run is at work on is refused; nothing of the lock is left."""
     kept = Predictions(tmp_path, {})
 
     def make():
@@ -231,7 +227,6 @@ def test_processes_encode_the_same_videos(videos, tmp_path):
 
 
 def test_decoding_overlaps_encoding(monkeypatch, tmp_path):
-    """While the encoder works, pictures are decoded."""
     decoded = []
     meanwhile = []
     iterate = Video.__iter__
@@ -267,13 +262,11 @@ def with_dropout(words: list[str]) -> list[str]:
 
 
 def training(whole, **given):
-    """`train.py ...` on the same data, from any folder."""
     words = with_dropout(arguments(whole, **given))
     return [ROOT / words[0], *words[1:]]
 
 
 def assert_as_in_one_process(whole, output):
-    """Losses, validation losses and weights."""
     log = read_jsonl(output / "narrator-log.jsonl")
     expected = read_jsonl(whole / "out" / "narrator-log.jsonl")
     assert len(log) == len(expected) == 6
@@ -383,7 +376,6 @@ main()
     ({"torch": "2.0"}, "process 1 has PyTorch 2.0, and process 0"),
 ])
 def test_what_processes_do_not_have_in_common_is_named(whole, tmp_path, change, named):
-    """On both, in one line; nothing is written."""
     if "root" in change:
         root = tmp_path / "root"
         epic(root, videos=12)
@@ -418,7 +410,6 @@ def test_processes_evaluate_alike(whole, tmp_path, command):
 
 
 def test_an_evaluation_in_two_processes(whole, tmp_path, no_java):
-    """Three videos: the result of one process, and each video is narrated once."""
     tiny(width=16, max_new_tokens=5).save(tmp_path / "model")
     line = ["stream", "--data", "ek100", "--root", whole / "root", "--limit", "3", "--device", "cpu",
             "--model", tmp_path / "model", "--output"]

@@ -83,7 +83,6 @@ def test_our_checkpoints_load_in_peft(tmp_path):
     ({"modules_to_save": ["embed_tokens"]}, "has unexpected 1 tensors: .*modules_to_save"),
 ], ids=str)
 def test_adapters_of_peft_are_read(tmp_path, options, says):
-    """They compute PEFT's logits, or are refused by name."""
     peft = pytest.importorskip("peft", reason="peft is not installed")
     llm = AutoModelForCausalLM.from_pretrained(TOY / "llm", dtype=torch.float32)
     settings = {"r": 4, "lora_alpha": 8, "target_modules": TARGETS} | options

@@ -1,10 +1,9 @@
-"""The pages tell the truth: names of files and functions, commands, links, numbers."""
+"""The pages tell the truth: names of files and functions, commands, links, numbers; the walk."""
 import ast
 import re
 import shlex
 import subprocess
-from contextlib import redirect_stderr
-from io import StringIO
+import sys
 from itertools import islice
 from pathlib import Path
 
@@ -26,7 +25,6 @@ README = PAGES["README.md"]
 
 
 def table_rows(text: str) -> list[list[str]]:
-    """The cells of all tables of a page, row by row."""
     lines = re.findall(r"^\|(.*)\|$", text, re.M)
     return [[cell.strip() for cell in line.split("|")] for line in lines]
 
@@ -64,12 +62,9 @@ def test_every_file_and_every_room_has_a_row():
     files = re.findall(r"^\| `(\w+\.py)` \| [^|]* \| [^|]* \|$", README, re.M)
     assert sorted(files) == sorted(path.name for path in ROOT.glob("*.py"))
     rows = re.findall(r"^\| `([\w/]+)/` \| [^|]* \|$", README, re.M)
-    rooms = {"tests", "docs"}
-    for name in ROOMS[:-2]:
-        for path in (ROOT / name).rglob("*.py"):
-            if path.stem != "__init__":
-                rooms.add(path.parent.relative_to(ROOT).as_posix())
-    assert sorted(rows) == sorted(rooms)
+    rooms = {path.parent.relative_to(ROOT).as_posix() for name in ROOMS[:-2]
+             for path in (ROOT / name).rglob("*.py") if path.stem != "__init__"}
+    assert sorted(rows) == sorted(rooms | {"tests", "docs"})
 
 
 def has_file(commit: str, name: str) -> bool:
@@ -94,12 +89,10 @@ def test_files_that_are_mentioned_exist(page):
 
 
 def defined_names(path: Path) -> set[str]:
-    """The functions and classes of a file, and Class.method."""
     names = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
-        if isinstance(node, ast.ClassDef):
             names |= {f"{node.name}.{child.name}" for child in node.body
                       if isinstance(child, ast.FunctionDef)}
     return names
@@ -125,21 +118,16 @@ def test_every_line_of_algorithm_2_is_there(page):
 
 @pytest.mark.parametrize("page, command", COMMANDS)
 def test_commands_exist(page, command, tmp_path, monkeypatch):
-    """Each command of the pages with all its options, through that command's own parser."""
     (tmp_path / "out" / "videos").mkdir(parents=True)          # --data needs a folder that exists
     monkeypatch.chdir(tmp_path)
-    words = shlex.split(command)
-    module, arguments = module_and_arguments(words)
-    errors = StringIO()
-    with redirect_stderr(errors):
-        try:
-            parser_of(module).parse_args(arguments)
-        except SystemExit as end:
-            assert not end.code, errors.getvalue()             # --help exits with 0
+    module, arguments = module_and_arguments(shlex.split(command))
+    try:
+        parser_of(module).parse_args(arguments)
+    except SystemExit as end:
+        assert not end.code                                    # --help exits with 0
 
 
 def test_commands_are_found():
-    """With and without arguments, and in each page but the one that has none."""
     assert {"stream.py toy/kitchen.mp4", "narrator.py", "clam.py"} <= commands(README)
     assert {page for page, _ in COMMANDS} == PAGES.keys() - {TO_CODE}
     first_block = README.split("```")[1]
@@ -172,8 +160,7 @@ def test_the_page_on_python_runs(capsys, monkeypatch):
     for block in blocks_of_python("docs/python.md"):       # each alone
         exec(compile(block, "docs/python.md", "exec"), {})
     told = capsys.readouterr().out
-    assert "0.0 0.5 You look" in told
-    assert "'f1': 1.0" in told and "10.0" in told
+    assert "0.0 0.5 You look" in told and "'f1': 1.0" in told and "10.0" in told
 
 
 def anchors(text: str) -> set[str]:
@@ -204,8 +191,7 @@ def test_links_lead_to_headings_and_files(page):
 
 def test_every_page_is_linked_from_the_readme():
     targets = {target for target, _ in links_of("README.md")}
-    for page in PAGES.keys() - {"README.md"}:
-        assert (ROOT / page).resolve() in targets, page
+    assert {(ROOT / page).resolve() for page in PAGES if page != "README.md"} <= targets
 
 
 def test_numbers_of_the_readme_are_those_of_the_pages():
@@ -216,6 +202,27 @@ def test_numbers_of_the_readme_are_those_of_the_pages():
     section = README.split("\n## Results\n")[1].split("\n## ")[0]
     rows = [cells for cells in table_rows(section)
             if all(re.search(r"\d", cell) for cell in cells[1:])]
+    assert len(rows) > 5
     for label, *cells in rows:
         assert any(set(cells) <= row for row in known), label
-    assert len(rows) > 5
+
+
+WALK = ROOT / "docs" / "walk.py"
+# cell 0 (what the cells share) with what is before it; the others
+SHARED, *CELLS = re.split(r"^(?=# %% [1-9])", WALK.read_text(encoding="utf-8"), flags=re.M)
+
+
+def test_the_first_cells_run(capsys):
+    assert all("\nassert " in cell for cell in CELLS)
+    exec(compile(SHARED + "".join(CELLS[:3]), WALK, "exec"), {"__file__": str(WALK)})
+    assert "after line 18" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_it_runs_to_its_end():
+    run = subprocess.run([sys.executable, "docs/walk.py"], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "training:" not in run.stderr                    # no progress bar in a file
+    for cell in CELLS:
+        number = re.match(r"# %% (\w+)\. ", cell)[1]
+        assert f"\n{number}. " in f"\n{run.stdout}"

@@ -21,7 +21,6 @@ from test_commands import call
 
 
 def inside(package: str, pattern: str) -> Path | None:
-    """A file that an installed package carries."""
     spec = importlib.util.find_spec(package)
     if spec is None:
         return None
@@ -61,7 +60,6 @@ def model(tmp_path_factory):
 @needs_smol
 @pytest.mark.slow
 def test_training_is_streaming_with_smollm2(model):
-    """The loop's logits are the parallel forward's."""
     x, _ = video(model, frames=14)
     narrations = []
     for frame, text in ((0, " You look around."), (4, " You open the fridge."),
@@ -82,8 +80,7 @@ def test_training_is_streaming_with_smollm2(model):
 def test_a_real_clip_is_decoded_and_streamed():
     """10 s of 25 FPS: 20 frames. The toy's narrator has never seen a street."""
     frames = list(Video(BIKES, 2.0))
-    assert len(frames) == 20
-    assert frames[0].shape == (272, 640, 3)
+    assert len(frames) == 20 and frames[0].shape == (272, 640, 3)
     assert frames[0].std() > 20
     code, errors = call(stream_command, [str(BIKES), f"--model={TOY}"])
     assert code == 0 and "20 frames" in errors

@@ -1,5 +1,4 @@
-"""Streaming (§3.4): the cache, a long stream, the command line. That training is streaming:
-method/test_equalities.py."""
+"""Streaming (§3.4): the cache, a long stream, the command line."""
 import json
 import os
 import re
@@ -113,7 +112,6 @@ def test_narration_without_end_is_closed():
 
 
 def features(path, frames):
-    """A file of random frame tokens, or of those given."""
     if isinstance(frames, int):
         frames = torch.randn(frames, 10, 128, generator=torch.Generator().manual_seed(frames))
     save_file({"x": frames}, path)
@@ -263,7 +261,6 @@ def test_the_toy_is_known_by_what_its_files_say(tmp_path):
 
 
 def test_several_inputs(tmp_path, monkeypatch):
-    """Lines carry the input's name, and files go into folders. One that fails is named."""
     monkeypatch.chdir(tmp_path)
     rows_alone = {}
     for name, frames in (("a", 3), ("b", 5)):
@@ -320,14 +317,7 @@ def test_outputs_of_a_command_that_is_given_again(tmp_path, monkeypatch):
         assert (tmp_path / name).stat().st_size > 0
 
 
-def test_clock():
-    assert timestamp(74.5) == "00:01:14.5"
-    assert timestamp(3600.0, ",", 3) == "01:00:00,000"
-    assert timestamp(59.96) == "00:01:00.0"
-
-
 def test_no_output_is_emptied_before_all_can_be_written(tmp_path):
-    """The narrations of an earlier run survive an output that cannot be opened."""
     kept = tmp_path / "n.jsonl"
     kept.write_text("kept\n")
     with pytest.raises(OSError):
@@ -336,7 +326,6 @@ def test_no_output_is_emptied_before_all_can_be_written(tmp_path):
 
 
 def test_generated_text_cannot_forge_a_cue():
-    """Line breaks, times, escapes and tags in a narration are text."""
     text = one_line("You look.\n\n00:00:01.000 --> 00:00:02.000\nx \x1b[31m\u202e<c>y</c> & z")
     assert text == "You look. 00:00:01.000 --> 00:00:02.000 x [31m<c>y</c> & z"
     vtt = vtt_cue(0, 1, text)
@@ -351,7 +340,6 @@ def test_generated_text_cannot_forge_a_cue():
 
 
 def test_interrupted_leaves_valid_files(tmp_path):
-    """By Ctrl-C, as soon as there is something in them."""
     jsonl, trace = tmp_path / "n.jsonl", tmp_path / "t"
     source = features(tmp_path / "a.safetensors", 2000)
 

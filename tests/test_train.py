@@ -145,7 +145,6 @@ def run(folder, videos=few_memories, at=None, error=None, held_out_at=None, **gi
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A training that was not interrupted: the narrator, and its losses."""
     folder = tmp_path_factory.mktemp("whole")
     model, _ = run(folder)
     assert len(losses(folder)) == 6
@@ -169,8 +168,7 @@ def test_resumed_is_as_if_never_interrupted(whole, tmp_path, capsys, monkeypatch
     says = f"narrator: {done} of 6 steps are saved; the same command with --resume goes on"
     assert (says in capsys.readouterr().err) == (stop["error"] is not Killed)
     resumed, videos_read = run(tmp_path, resume=True)
-    assert videos_read == left
-    assert losses(tmp_path) == expected_losses
+    assert videos_read == left and losses(tmp_path) == expected_losses
     for name, p in expected.trainable().items():
         assert torch.equal(p, resumed.trainable()[name]), name
 
@@ -202,7 +200,6 @@ def test_a_damaged_log_does_not_stop_a_training(tmp_path):
 
 
 def test_many_epochs_are_validated_ten_times(tmp_path, capsys, monkeypatch):
-    """A picture shows it, and a line says where the loss was least."""
     monkeypatch.setattr(engine, "save_figure", save_figure)    # (tests/conftest.py)
     model = tiny()
     options = Options(output=str(tmp_path), batch=1, epochs=20.0, lr=1e-9)
@@ -336,7 +333,6 @@ def test_options_know_what_was_given(monkeypatch):
     ({"init": str(TOY)}, "features are 16 wide .* the narrator needs 128"),
 ])
 def test_options_that_do_not_fit_are_refused(tmp_path, given, message):
-    """Before anything is written; in one line."""
     usual = given_for(tmp_path)
     if "init" in given:
         usual = {name: usual[name] for name in ("data", "root", "output", "device")}
@@ -362,7 +358,6 @@ def test_init_takes_what_is_given_and_keeps_the_rest(tmp_path, given):
 
 
 def begun(folder, **given):
-    """The narrator that a training begins with, and its examples."""
     epic(folder / "root", width=32)
     options = options_from(**given_for(folder, **given))
     samples = list(data.load_dataset("ek100", options.root, "train"))
@@ -410,7 +405,6 @@ def short_kitchens(monkeypatch):
 
 
 def steps_of(folder):
-    """{stage: how many steps it has taken}"""
     return {log.name.removesuffix("-log.jsonl"): len(read_jsonl(log))
             for log in folder.glob("*-log.jsonl")}
 
@@ -421,7 +415,6 @@ def steps_of(folder):
     ({"long": 1.0, "grid": 0, "narration_memory": 5}, (1, 5, 0)),
 ], ids=str)
 def test_toy_runs_all_stages(tmp_path, short_kitchens, given, expected):
-    """All of --data toy in miniature: its stages, its options, a checkpoint with the bundled models."""
     options = options_from(data="toy", output=str(tmp_path), limit=1, batch=1, epochs=1, lora_rank=4,
                            idle=1.0, recall_steps=1, **given)
     train_command.check_and_train(options)
@@ -433,7 +426,6 @@ def test_toy_runs_all_stages(tmp_path, short_kitchens, given, expected):
 
 
 def test_quick_starts_from_what_others_have_learned(tmp_path, short_kitchens):
-    """There is no stage before the paper's training, and given options win."""
     options = options_from(data="toy", quick=True, output=str(tmp_path), limit=1, epochs=1.0)
     assert (options.recall, options.limit, options.batch) == (False, 1, 2)
     train_command.check_and_train(options)
@@ -442,7 +434,6 @@ def test_quick_starts_from_what_others_have_learned(tmp_path, short_kitchens):
 
 @pytest.mark.parametrize("option, part", [("freeze_memory", ".clustering."), ("freeze_lora", ".lora_")])
 def test_what_is_frozen_does_not_change_in_recall(tmp_path, short_kitchens, option, part):
-    """The memory keeps its first weights, or LoRA those of stage look; the others learn."""
     options = options_from(data="toy", output=str(tmp_path), quick=True, recall=True, recall_steps=1,
                            **{option: True})
     model, videos = stages.new_toy(options, world.kitchens("train", 1))

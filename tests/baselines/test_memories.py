@@ -69,8 +69,7 @@ def test_training_is_streaming_by_construction(name):
     assert nothing.shape == (1, 0, M, WIDTH)
     assert near(fifth, states[5])
     continued, end = memory(x[:, 5 * J:], read_at[:, 4:] - 5 * J, fifth)
-    assert near(continued, parallel[:, 4:])
-    assert near(end, last)
+    assert near(continued, parallel[:, 4:]) and near(end, last)
 
 
 @pytest.mark.parametrize("name", LEARNED | GIVEN)
@@ -81,8 +80,7 @@ def test_videos_of_a_batch_are_each_alone(name):
     together, last = memory(x, read_at)
     for b in range(3):
         alone, state = memory(x[b:b + 1], read_at[b:b + 1])
-        assert near(together[b:b + 1], alone)
-        assert near(last[b:b + 1], state)
+        assert near(together[b:b + 1], alone) and near(last[b:b + 1], state)
 
 
 @pytest.mark.parametrize("name", ["kmeans", "moviechat", "tokenmlp", "recent"])
@@ -98,7 +96,6 @@ def test_half_a_frame_is_refused(name):
 
 @pytest.mark.parametrize("name", LEARNED | GIVEN)
 def test_the_narrator_sees_the_past(name):
-    """Teacher-forced: the logits of training are those of streaming, and depend on the past."""
     model = tiny(memory=name, memory_tokens=15)
     narrations, streamed, parallel = both_ways(model, frames=12)
     assert_same(model, narrations, streamed, parallel)
@@ -116,7 +113,6 @@ def test_the_narrator_sees_the_past(name):
 
 @pytest.mark.parametrize("name", LEARNED)
 def test_every_parameter_learns(name):
-    """From a read-out at the end alone; the first frame, too, has a part in it."""
     memory = make(name)
     x = torch.randn(1, 6 * J, WIDTH).requires_grad_()
     for p in memory.parameters():              # `initialise` leaves some at zero
@@ -130,33 +126,26 @@ def test_every_parameter_learns(name):
 
 
 def lloyd(x, frames):
-    """K-Means in plain loops, in double precision: centres and counts after x [L, D]."""
+    """K-Means in double precision: centres and counts after x [L, D]."""
     centres = np.zeros((M, WIDTH))
     counts = np.zeros(M)
     seen = 0
     for frame in x.double().numpy().reshape(frames, J, WIDTH):
         # The first M tokens become centres.
-        rest = []
-        for token in frame:
-            if seen < M:
-                centres[seen] = token
-                counts[seen] = 1
-            else:
-                rest.append(token)
-            seen += 1
-        if not rest:
-            continue
+        first, rest = np.split(frame, [max(0, M - seen)])
+        centres[seen:seen + len(first)] = first
+        counts[seen:seen + len(first)] = 1
+        seen += J
         # Two rounds over the earlier centres, with their weights, and the new tokens.
-        points = list(zip(centres.copy(), counts.copy())) + [(token, 1) for token in rest]
-        for _ in range(2):
-            members = [[] for _ in range(M)]
-            for point, weight in points:
-                nearest = np.argmin([((point - centre) ** 2).sum() for centre in centres])
-                members[nearest].append((point, weight))
-            for i, member in enumerate(members):
-                counts[i] = sum(weight for _, weight in member)
+        points = np.concatenate([centres, rest])
+        weights = np.concatenate([counts, np.ones(len(rest))])
+        for _ in range(2 if len(rest) else 0):
+            nearest = ((points[:, None] - centres) ** 2).sum(-1).argmin(1)
+            for i in range(M):
+                mine = nearest == i
+                counts[i] = weights[mine].sum()
                 if counts[i]:
-                    centres[i] = sum(weight * point for point, weight in member) / counts[i]
+                    centres[i] = weights[mine] @ points[mine] / counts[i]
     return centres, counts
 
 

@@ -132,8 +132,7 @@ def test_a_narrator_with_routers_is_trained(tmp_path):
     of_no_memory = {name: given[name] for name in given.keys() - {"memory_heads", "memory_tokens"}}
     train_command.check_and_train(options_from(**of_no_memory))
     model = load(str(tmp_path / "out"))
-    assert model.config.mod_keep == 0.2
-    assert len(routers(model)) == 2
+    assert model.config.mod_keep == 0.2 and len(routers(model)) == 2
     start = 0.02 * 128 ** -0.5
     assert all(p.std() > 2 * start for p in routers(model).values())
 

@@ -90,8 +90,7 @@ def test_what_stderr_does_not_take_ends_nothing(tmp_path):
             "    thread.start(), thread.join(), os.mkdir('done')\n"
             "command_line(main)")
     code, _ = Forked(["-c", code], tmp_path, os.environ).end()
-    assert code == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["done", "said"]
+    assert code == 0 and sorted(path.name for path in tmp_path.iterdir()) == ["done", "said"]
 
 
 def test_characters_that_stdout_cannot_encode_are_question_marks():
@@ -147,7 +146,6 @@ def test_where_a_file_is_written(tmp_path, monkeypatch, name):
 
 @contextmanager
 def no_room():
-    """No file can have more than 1000 bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
@@ -157,7 +155,6 @@ def no_room():
 
 
 def test_a_file_of_tensors_is_as_other_files(tmp_path):
-    """Its rights are those that the umask gives; where there is no room, the file stays."""
     file = tmp_path / "a.safetensors"
     write_tensors(file, {"x": torch.ones(3, 2).T}, {"about": "x"})
     plain = tmp_path / "plain"
@@ -170,7 +167,6 @@ def test_a_file_of_tensors_is_as_other_files(tmp_path):
 
 
 def test_no_output_ends_in_half_a_line(tmp_path):
-    """Where one can grow no more. All files are closed."""
     given = Input(source_of(""), "", {"jsonl": str(tmp_path / "a.jsonl"), "trace": str(tmp_path / "b.jsonl")})
     with no_room(), pytest.raises(BadData, match="[ab].jsonl: cannot be written .*too large"):
         with Writers(given) as writers:
@@ -184,7 +180,6 @@ def test_no_output_ends_in_half_a_line(tmp_path):
 
 @needs_full
 def test_a_full_disk_in_the_middle_of_a_stream():
-    """One line names stdout, and Python's end adds nothing."""
     with open("/dev/full", "w") as output:
         process = run_code("print('x')", stdout=output, text=True)
     assert process.returncode == 1
@@ -217,7 +212,6 @@ def test_what_json_may_hold(tmp_path):
 
 @pytest.mark.parametrize("encoding", ["latin1", "shift_jis", "iso-2022-jp", "utf-16-le"])
 def test_no_text_is_garbled(tmp_path, encoding):
-    """A text in another encoding is refused; some can be read as UTF-8."""
     for text in ("You wash it.", "Öffne.", "赤いカップを洗う。", "설거지를 한다."):
         content = text.encode(encoding, "ignore")
         (tmp_path / "a.srt").write_bytes(content)
@@ -293,12 +287,10 @@ def test_numbers_are_of_a_size_that_libraries_can_take(kind, good, bad):
     ("lavfi:a=b:c=d@e", "lavfi:a=b:c=d@e"),
 ])
 def test_of_an_address_only_the_host_is_shown(source, shown):
-    assert without_secrets(source) == shown
-    assert without_secrets(shown) == shown
+    assert without_secrets(source) == without_secrets(shown) == shown
 
 
 def test_a_name_that_stands_twice_is_refused(tmp_path):
-    """In JSON and in JSONL, at any depth: the first of the two would be lost."""
     file = tmp_path / "x"
     file.write_text('{"v": [{"a": 1, "b": 2, "a": 3}]}\n')
     for read in (read_json, read_jsonl):

@@ -38,7 +38,6 @@ def test_rows_of_segments_are_those_of_the_mask(last_k):
 
 @pytest.mark.parametrize("variant", [{}, {"memory": "none", "prune": False}], ids=str)
 def test_no_tensor_grows_with_the_square(variant):
-    """Forward and backward of a training step: the largest tensor is far smaller than [L, L]."""
     model = tiny(**variant)
     x, narrations = video(model, 80, tuple(range(0, 80, 8)))
     L = len(model.layout.sequence(narrations))
@@ -79,7 +78,6 @@ def put_in_place(monkeypatch, function):
 @pytest.mark.parametrize("function", [attention_in_one_call, newer])
 @pytest.mark.parametrize("changes", [{}, {"last_k": 0}, {"last_k": 3, "memory": "none"}], ids=str)
 def test_one_call_is_the_loop(function, changes, monkeypatch):
-    """Hidden states and gradients of all segments in one call; shared keys."""
     model = tiny(llm=grouped(), **changes)
     x, narrations = video(model, 60, (0, 1, 3, 44, 45, 52, 59))
     monkeypatch.setattr(nar, "LARGEST_MASK", 0)
@@ -107,8 +105,6 @@ def test_one_call_is_tried(function, is_right, monkeypatch):
 
 
 class Uncomputed(torch.autograd.Function):
-    """In the place of one call, where its numbers do not matter."""
-
     @staticmethod
     def forward(ctx, query, key, value):
         ctx.save_for_backward(key)
@@ -136,5 +132,4 @@ def test_a_step_starts_few_operators(monkeypatch):
         return of_layers[0] + 15 * (of_layers[1] - of_layers[0])
 
     online = operators(memory="none", prune=False)
-    assert operators() < 1.35 * online
-    assert operators(last_k=10) < 1.35 * online
+    assert max(operators(), operators(last_k=10)) < 1.35 * online

@@ -5,11 +5,11 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import narrator as nar
 from narrator import load
-from helpers import ROOT, TOY, grouped, tiny, video
+from helpers import ROOT, TOY, grouped, tiny, video, with_entries, with_tensors, with_text
 from support.common.errors import BadData
 from support.engine.checkpoint import open_checkpoint
 from support.engine.frozen import load_llm, load_tokenizer, load_vision_model, token_ids
@@ -27,7 +27,6 @@ ONLINE = {"memory": "none", "prune": False}
      "(lacks|unexpected|the wrong shape for) .*clustering"),
 ], ids=str)
 def test_saved_and_loaded_is_the_same(tmp_path, changes, modules, other, says):
-    """What learns beside LoRA is a module for PEFT. Tensors contradict other settings."""
     model = tiny(**changes)
     model.save(tmp_path)
     assert not list(tmp_path.glob(".*")), "temporary files are left"
@@ -43,19 +42,6 @@ def test_saved_and_loaded_is_the_same(tmp_path, changes, modules, other, says):
         load(str(tmp_path), **other)
 
 
-def altered(file, **changes):
-    """Change entries of a JSON file."""
-    content = json.loads(file.read_text())
-    file.write_text(json.dumps(content | changes))
-
-
-def with_tensors(file, change):
-    """Rewrite a safetensors file after change(tensors)."""
-    tensors = load_file(file)
-    change(tensors)
-    save_file(tensors, file, metadata={"format": "pt"})
-
-
 CONNECTOR = "base_model.model.connector.0.weight"
 
 
@@ -69,56 +55,41 @@ def with_a_wrapper(tensors):
         tensors[name.replace("lora_A.", "lora_A.default.")] = tensors.pop(name)
 
 
+def weights(change):
+    return with_tensors("adapter_model.safetensors", change)
+
+
 @pytest.mark.parametrize("damage, message", [
-    (lambda tensors: tensors.pop(CONNECTOR), f"lacks 1 tensors: {CONNECTOR}"),
-    (lambda tensors: tensors.update(extra=torch.zeros(2)), "has unexpected 1 tensors: extra"),
-    (with_a_wrapper, "lacks .*lora_A.weight"),
-    (cut_connector, "wrong shape"),
-    (lambda tensors: tensors.update({CONNECTOR: (9 * tensors[CONNECTOR]).to(torch.int8)}),
+    (weights(lambda tensors: tensors.pop(CONNECTOR)), f"lacks 1 tensors: {CONNECTOR}"),
+    (weights(lambda tensors: tensors.update(extra=torch.zeros(2))), "has unexpected 1 tensors: extra"),
+    (weights(with_a_wrapper), "lacks .*lora_A.weight"),
+    (weights(cut_connector), "wrong shape"),
+    (weights(lambda tensors: tensors.update({CONNECTOR: tensors[CONNECTOR].to(torch.int8)})),
      f"{CONNECTOR} is quantised .I8."),
-    (lambda tensors: tensors[CONNECTOR].fill_(float("nan")), "no finite numbers in 1 tensors"),
+    (weights(lambda tensors: tensors[CONNECTOR].fill_(float("nan"))), "no finite numbers in 1 tensors"),
+    (with_text("adapter_model.safetensors", "no tensors"), "a whole .safetensors file is read"),
+    (with_text("narrator.json", "{"), "is not JSON"),
+    (with_text("narrator.json", '{"theta": 0.5, "thta": 1}'), "thta"),
+    (with_text("narrator.json", '{"memory_tokens": "20"}'), "memory_tokens"),
+    (with_text("narrator.json", '{"memory": "clamm"}'), "clamm"),
+    (with_text("adapter_config.json", "[1]"), "an object"),
+    # only plain LoRA is read
+    (with_entries("adapter_config.json", lora_alpha=None), "lora_alpha of a narrator cannot be None"),
+    (with_entries("adapter_config.json", use_rslora=True), "use_rslora = True"),
+    (with_entries("adapter_config.json", rank_pattern={"q_proj": 4}), "rank_pattern"),
+    (with_entries("adapter_config.json", of_a_later_peft=True), "of_a_later_peft"),
+    (with_entries("adapter_config.json", peft_type="IA3"), "peft_type = IA3"),
 ])
-def test_tensors_of_a_bad_checkpoint(tmp_path, damage, message):
+def test_a_bad_checkpoint(tmp_path, damage, message):
     tiny().save(tmp_path)
-    with_tensors(tmp_path / "adapter_model.safetensors", damage)
+    damage(tmp_path)
     with pytest.raises(BadData, match=message) as caught:
         load(str(tmp_path))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("file, text, message", [
-    ("adapter_model.safetensors", "no tensors", "a whole .safetensors file is read"),
-    ("narrator.json", "{", "is not JSON"),
-    ("narrator.json", '{"theta": 0.5, "thta": 1}', "thta"),
-    ("narrator.json", '{"memory_tokens": "20"}', "memory_tokens"),
-    ("narrator.json", '{"memory": "clamm"}', "clamm"),
-    ("adapter_config.json", "[1]", "an object"),
-])
-def test_files_of_a_bad_checkpoint(tmp_path, file, text, message):
-    tiny().save(tmp_path)
-    (tmp_path / file).write_text(text)
-    with pytest.raises(BadData, match=message) as caught:
-        load(str(tmp_path))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name, value, message", [
-    ("lora_alpha", None, "lora_alpha of a narrator cannot be None"),
-    ("use_rslora", True, "use_rslora = True"),
-    ("rank_pattern", {"q_proj": 4}, "rank_pattern"),
-    ("of_a_later_peft", True, "of_a_later_peft"),
-    ("peft_type", "IA3", "peft_type = IA3"),
-])
-def test_only_plain_lora_is_read(tmp_path, name, value, message):
-    tiny().save(tmp_path)
-    altered(tmp_path / "adapter_config.json", **{name: value})
-    with pytest.raises(BadData, match=message):
-        load(str(tmp_path))
 
 
 @pytest.mark.parametrize("load", [load, load_llm, load_vision_model], ids=lambda load: load.__name__)
 def test_models_of_the_hub(load, monkeypatch):
-    """owner/name@revision is fetched without pickles; an error of the hub is one line."""
     asked = []
 
     def refuse(name, revision, allow_patterns, **options):
@@ -142,7 +113,6 @@ def test_models_of_the_hub(load, monkeypatch):
     ("owner/name@v1", "owner/name", "v1"), ("owner/name", "owner/name", None), ("llm@2", "llm@2", None),
 ])
 def test_a_base_and_its_revision_are_apart_as_peft_has_them(tmp_path, llm, base, revision):
-    """A folder's name is a name."""
     (tmp_path / "llm@2").mkdir()
     model = tiny(llm=grouped())
     model.config.llm = llm
@@ -154,7 +124,6 @@ def test_a_base_and_its_revision_are_apart_as_peft_has_them(tmp_path, llm, base,
 
 
 def test_models_inside_a_checkpoint_are_found_and_given_ones_stay(tmp_path):
-    """The names in its files are of folders in it; a name that is given is none of its own."""
     for name in ("llm", "eyes"):
         (tmp_path / name).mkdir()
     model = tiny()
@@ -211,7 +180,7 @@ def test_a_special_token_in_a_sentence_is_text():
 def test_a_model_that_does_without_a_first_token(tmp_path):
     """As Qwen: its settings name one, and its tokenizer says that it has none."""
     shutil.copytree(TOY / "llm", tmp_path, dirs_exist_ok=True)
-    altered(tmp_path / "tokenizer_config.json", bos_token=None)
+    with_entries("tokenizer_config.json", bos_token=None)(tmp_path)
     assert nar.Layout(load_tokenizer(str(tmp_path)), 1, 1).prompt[0] != 0
 
 
@@ -223,6 +192,6 @@ def test_a_checkpoint_that_has_lost_its_settings_is_said(tmp_path, capsys):
     (tmp_path / "narrator.json").unlink()
     load(tmp_path)
     assert "narrator.json, which is missing" in capsys.readouterr().err
-    with_tensors(tmp_path / "adapter_model.safetensors", lambda tensors: tensors.pop(CONNECTOR))
+    weights(lambda tensors: tensors.pop(CONNECTOR))(tmp_path)
     with pytest.raises(BadData, match="not a FlowNar checkpoint"):
         load(tmp_path)

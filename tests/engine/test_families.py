@@ -1,5 +1,4 @@
-"""Which families of models are taken: docs/training.md's table, row by row, with tiny random models
-(support/engine/family.py, lora.py, pictures.py)."""
+"""Which models are taken: docs/training.md's table, row by row, with tiny random models."""
 import json
 from contextlib import nullcontext
 

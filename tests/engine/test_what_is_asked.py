@@ -1,28 +1,20 @@
-"""Base models whose files are not whole, or say more than numbers and shapes, are refused
-(support/engine/frozen.py). Which families are taken: test_families.py."""
+"""Base models whose files are not whole, or say more than numbers and shapes, are refused."""
 import json
 import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from helpers import TOY
+from helpers import TOY, with_entries, with_tensors, with_text
 from narrator import Layout
 from support.common.errors import BadData
 from support.engine.frozen import (
     faster_dtype, load_llm, load_tokenizer, load_vision_model, pixel_settings,
 )
-from test_checkpoint import altered
 
 
-def with_tensors(change):
-    """Changes a model's folder by change(its tensors)."""
-    def damage(folder):
-        tensors = load_file(folder / "model.safetensors")
-        change(tensors)
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return damage
+def weights(change):
+    return with_tensors("model.safetensors", change)
 
 
 def weight_of(tensors) -> str:
@@ -33,36 +25,27 @@ def stored_as_integers(tensors):
     tensors[weight_of(tensors)] = (100 * tensors[weight_of(tensors)].float()).to(torch.int8)
 
 
-def setting(**changes):
-    return lambda folder: altered(folder / "config.json", **changes)
-
-
-def written(name, text):
-    return lambda folder: (folder / name).write_text(text)
-
-
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 12\n"
 
 
 @pytest.mark.parametrize("damage, says", [
-    (with_tensors(lambda tensors: tensors.pop(weight_of(tensors))), "1 are missing: .*mlp"),
-    (with_tensors(lambda tensors: tensors.update({"extra": torch.zeros(2)})), "unexpected: extra"),
-    (with_tensors(lambda tensors: tensors[weight_of(tensors)].view(-1)[0].fill_(float("nan"))),
+    (weights(lambda tensors: tensors.pop(weight_of(tensors))), "1 are missing: .*mlp"),
+    (weights(lambda tensors: tensors.update({"extra": torch.zeros(2)})), "unexpected: extra"),
+    (weights(lambda tensors: tensors[weight_of(tensors)].view(-1)[0].fill_(float("nan"))),
      "not finite .*mlp"),
-    (with_tensors(stored_as_integers), "mlp.* is quantised .I8."),
-    (setting(quantization_config={"quant_method": "gptq", "bits": 4}), "cannot be loaded: .* quantised"),
-    (lambda folder: (folder / "config.json").write_text('{"hidden_size": 8}'), "has no model_type"),
-    (setting(intermediate_size=8), "are mismatched: .*mlp"),
-    (setting(model_type="of_tomorrow"), "cannot be loaded: .*of_tomorrow"),
-    (written("config.json", POINTER), "config.json: is a Git LFS pointer"),
-    (written("model.safetensors", POINTER), "model.safetensors is a Git LFS pointer"),
+    (weights(stored_as_integers), "mlp.* is quantised .I8."),
+    (with_entries("config.json", quantization_config={"quant_method": "gptq", "bits": 4}), "cannot be loaded: .* quantised"),
+    (with_text("config.json", '{"hidden_size": 8}'), "has no model_type"),
+    (with_entries("config.json", intermediate_size=8), "are mismatched: .*mlp"),
+    (with_entries("config.json", model_type="of_tomorrow"), "cannot be loaded: .*of_tomorrow"),
+    (with_text("config.json", POINTER), "config.json: is a Git LFS pointer"),
+    (with_text("model.safetensors", POINTER), "model.safetensors is a Git LFS pointer"),
     (lambda folder: (folder / "config.json").unlink(), "config.json: cannot be read"),
     (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
      "cannot be loaded: .*model.safetensors"),
-    (written("adapter_config.json", "{}"), "an adapter .* belongs in a folder of its own"),
+    (with_text("adapter_config.json", "{}"), "an adapter .* belongs in a folder of its own"),
 ])
 def test_a_damaged_base_model_is_one_line(tmp_path, damage, says):
-    """transformers fills missing weights with random ones, and warns only."""
     shutil.copytree(TOY / "llm", tmp_path, dirs_exist_ok=True)
     damage(tmp_path)
     with pytest.raises(BadData, match=says) as caught:
@@ -84,7 +67,7 @@ def test_a_tokenizer_of_another_model(tmp_path):
 
 def test_numbers_that_float16_does_not_have(tmp_path):
     shutil.copytree(TOY / "llm", tmp_path, dirs_exist_ok=True)
-    with_tensors(lambda tensors: tensors[weight_of(tensors)].fill_(1e6))(tmp_path)
+    weights(lambda tensors: tensors[weight_of(tensors)].fill_(1e6))(tmp_path)
     load_llm(str(tmp_path))
     with pytest.raises(BadData, match="not finite in torch.float16"):
         load_llm(str(tmp_path), torch.float16)
@@ -93,7 +76,7 @@ def test_numbers_that_float16_does_not_have(tmp_path):
 def without_words(folder):
     """transformers then makes a tokenizer that turns each text into nothing."""
     (folder / "tokenizer.json").unlink()
-    altered(folder / "tokenizer_config.json", tokenizer_class="LlamaTokenizer")
+    with_entries("tokenizer_config.json", tokenizer_class="LlamaTokenizer")(folder)
 
 
 @pytest.mark.parametrize("damage, says", [
@@ -124,9 +107,9 @@ def test_code_of_a_model_is_never_run(tmp_path, kind, loads, monkeypatch):
     (tmp_path / "own.py").write_text(CODE.format(mark=str(mark)))
     names = {"AutoConfig": "own.Own", "AutoModel": "own.Own", "AutoModelForCausalLM": "own.Own",
              "AutoTokenizer": ["own.Own", None]}
-    setting(model_type="own", auto_map=names)(tmp_path)
+    with_entries("config.json", model_type="own", auto_map=names)(tmp_path)
     if kind == "llm":
-        altered(tmp_path / "tokenizer_config.json", tokenizer_class="Own", auto_map=names)
+        with_entries("tokenizer_config.json", tokenizer_class="Own", auto_map=names)(tmp_path)
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody is asked"))
     with pytest.raises(BadData, match="cannot be loaded"):
         loads(str(tmp_path))
@@ -136,12 +119,12 @@ def test_code_of_a_model_is_never_run(tmp_path, kind, loads, monkeypatch):
 @pytest.mark.parametrize("kind, loads", [("llm", load_llm), ("vision", load_vision_model)])
 @pytest.mark.parametrize("kernel", ["owner/kernel", "flash_attention_2"])
 def test_kernels_that_settings_name_are_not_used(tmp_path, kind, loads, kernel, monkeypatch):
-    """They are code of the hub."""
     monkeypatch.setattr("transformers.modeling_utils.lazy_import_flash_attention",
                         lambda *_, **options: pytest.fail("a kernel is loaded"))
     shutil.copytree(TOY / kind, tmp_path, dirs_exist_ok=True)
     names = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
-    setting(**dict.fromkeys(names, kernel), auto_map={"AutoModel": "own.Own"}, use_kernels=True)(tmp_path)
+    with_entries("config.json", **dict.fromkeys(names, kernel), auto_map={"AutoModel": "own.Own"},
+                 use_kernels=True)(tmp_path)
     model, *_ = loads(str(tmp_path))
     assert model.config._attn_implementation == ("eager" if kind == "llm" else "sdpa")
     if kind == "llm":

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.usefixtures("no_java")
 
 
 def test_a_language_model_is_asked_by_its_chat_template(tmp_path):
-    """In greedy answers of at most so many tokens, without thinking."""
     llm, tokenizer = grouped(), load_tokenizer(str(TOY / "llm"))
     llm.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
@@ -85,12 +84,10 @@ def test_several_references(monkeypatch):
         asked.score_summaries({"a": []}, {"a": "You left."})
 
 
-@pytest.mark.parametrize("raw, cleaned", [
-    ("#Summary C was in a room, C's dog barked. ", "You were in a room, your dog barked."),
-    ("#Summary", ""),
-])
-def test_summaries_in_the_second_person(raw, cleaned):
-    assert asked.clean_summary(raw) == cleaned
+def test_summaries_in_the_second_person():
+    raw = "#Summary C was in a room, C's dog barked. "
+    assert asked.clean_summary(raw) == "You were in a room, your dog barked."
+    assert asked.clean_summary("#Summary") == ""
 
 
 @pytest.mark.parametrize("answer, text", [
@@ -100,16 +97,13 @@ def test_the_summary_in_an_answer(answer, text):
     assert asked.summarise(lambda question, tokens: answer, [Sentence(1, "You run.")]) == text
 
 
-@pytest.mark.parametrize("answer, names, unread", [
-    ('["Cup", "sink", "cup"]', ["cup", "sink"], 0),
-    ('Sure: ["cup"]', [], 1),
-    ("[1]", [], 1),
-    ("[" * 10_000, [], 1),
-])
-def test_lists_in_answers(answer, names, unread):
+@pytest.mark.parametrize("answer, names", [
+    ('["Cup", "sink", "cup"]', ["cup", "sink"]),
+    ('Sure: ["cup"]', []), ("[1]", []), ("[" * 10_000, [])])           # not understood
+def test_lists_in_answers(answer, names):
     reader = asked.Reader(lambda question, tokens: answer)
     assert reader.objects("You {wash} the\ncup.") == names
-    assert len(reader.unread) == unread
+    assert len(reader.unread) == (names == [])
     assert reader.objects(" ") == []
 
 
@@ -122,7 +116,6 @@ def test_yes_or_no(answer, same, unread):
 
 
 def test_the_objects_of_a_data_set(tmp_path, answers):
-    """Equal objects are not asked about; others are compared with the true ones."""
     kitchen = next(world.kitchens("val", 1))
     times = [(narration.frame + 1) / world.FPS for narration in kitchen.narrations]
     rows = [{"time": time, "text": f"Sentence {n}"} for n, time in enumerate(times)]

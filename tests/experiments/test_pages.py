@@ -75,7 +75,6 @@ def test_each_table_names_its_rows_and_shows_their_numbers():
 
 
 def test_the_options_of_a_training_are_those_of_its_results():
-    """And today's train.py knows them."""
     parser = parser_of(train_command)
     for options in OPTIONS.values():
         parser.parse_args(["--data", "toy", *options.split()])
@@ -113,7 +112,6 @@ def test_numbers_of_the_text_are_in_the_tables():
 
 
 def test_the_claims():
-    """Each has a known verdict and evidence, and their sum is right."""
     total, claims = CLAIMS.search(PAGES[0])[1].split("\n\n")
     _, _, *rows = [line.strip("|").split(" | ") for line in claims.splitlines()]
     counts = Counter()

@@ -1,13 +1,12 @@
-"""Ego4D, EgoExo4D, EPIC-Kitchens (§4.1): published and raw files give the expected samples; a
-defect is refused in one line.
-"""
+"""Ego4D, EgoExo4D, EPIC-Kitchens (§4.1): files give samples, or are refused in one line; what the
+published loaders (App. B.4) gave of the same files (tests/golden/data)."""
 import json
 
 import pytest
 import torch
 
 import data
-from helpers import save_features
+from helpers import ROOT, golden_data, save_features
 from narrator import Config
 from support.common.errors import BadData, NotDownloaded
 from support.files import annotations
@@ -15,7 +14,6 @@ from support.files.sentences import Notes, Sentence, assign_frames
 
 
 def write(path, content):
-    """Write text, or anything else as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content if isinstance(content, str) else json.dumps(content))
 
@@ -66,7 +64,6 @@ def test_repeats_and_what_lies_beyond_the_end_are_counted():
 
 
 def description(time, text, visible=True):
-    """A row of EgoExo4D."""
     return {"timestamp": time, "text": text, "ego_visible": visible}
 
 
@@ -118,7 +115,6 @@ def test_a_part_of_a_data_set(tmp_path, capsys):
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_what_is_corrected_is_counted(tmp_path, capsys, streaming):
-    """In training and in evaluation: times before the start, videos without narrations."""
     write(tmp_path / "annotations" / "refined_train_narrations.json",
           {"v": [{"time": -0.7, "text": "a"}, {"time": 2, "text": "b"}], "w": []})
     features(tmp_path, {"v": 20})
@@ -127,8 +123,7 @@ def test_what_is_corrected_is_counted(tmp_path, capsys, streaming):
         assert heard(sample) == [[(0.0, "a"), (2.0, "b")]]
     else:
         assert sample.narrations == [(0, "a"), (4, "b")]
-    assert (sample.num_frames, sample.start) == (5, 0)
-    assert sample.read(0, 1)[0, 0, 0] == 0
+    assert (sample.num_frames, sample.start) == (5, 0) and sample.read(0, 1)[0, 0, 0] == 0
     notes = capsys.readouterr().err
     assert "narrations moved from before the start of their video to 0 s: 1" in notes
     assert "annotators without narrations: 1" in notes
@@ -149,7 +144,6 @@ def redacted(time, text, annotator):
 
 
 def test_ego4d_redacted(tmp_path):
-    """Tags are removed, annotators are kept apart, narrations of one word are dropped."""
     write(tmp_path / "annotations" / "all_narrations_redacted.json", {"videos": {"v": {
         "narrations": [redacted(5.0, "#C C opens the #unsure fridge", "a"),
                        redacted(1.1, "#C C looks around.", "a"),
@@ -165,7 +159,6 @@ def test_ego4d_redacted(tmp_path):
 
 
 def test_ego4d_split(tmp_path):
-    """The benchmarks' files make the split."""
     row = redacted(1.0, "#C C sits down", "a")
     write(tmp_path / "annotations" / "all_narrations_redacted.json",
           {"videos": {video: {"narrations": [row]} for video in ("v1", "v2", "v3")}})
@@ -179,7 +172,6 @@ def test_ego4d_split(tmp_path):
 
 
 def test_egoexo4d_raw(tmp_path):
-    """Rejected annotators are left out; the features may be named by the take's name."""
     row = description(1.0, "C cuts. ") | {"subject": "C", "best_exo": None, "unsure": False}
     write(tmp_path / "annotations" / "atomic_descriptions_train.json", {
         "take_cam_names": {},
@@ -189,8 +181,7 @@ def test_egoexo4d_raw(tmp_path):
     write(tmp_path / "takes.json", [{"take_uid": "uid-1", "take_name": "cmu_bike01_2"}])
     features(tmp_path, {"cmu_bike01_2": 20})
     sample, = samples("egoexo4d", tmp_path)
-    assert sample.narrations == [(0, "C cuts.")]
-    assert sample.read(0, 1).shape == (1, 10, 4)
+    assert sample.narrations == [(0, "C cuts.")] and sample.read(0, 1).shape == (1, 10, 4)
 
 
 @pytest.mark.parametrize("content, message", [
@@ -226,7 +217,6 @@ INVALID = [
     ("egoexo4d", "takes.json"),
 ])
 def test_invalid_content_of_any_file_is_one_line(tmp_path, name, file):
-    """Content is read, or refused in one line: any other exception is a defect."""
     row = redacted(1.0, "#C C looks around", "a")
     write(tmp_path / "annotations" / "all_narrations_redacted.json",
           {"videos": {"v": {"narrations": [row]}}})
@@ -259,7 +249,6 @@ def test_features_that_do_not_fit(tmp_path):
 
 
 def test_times_that_no_video_has_are_refused(tmp_path, capsys):
-    """In milliseconds. In what is streamed, those that cannot be found are counted."""
     rows = [{"time": 1000 * time, "text": f"You open door {time}."} for time in range(1, 9)]
     write(tmp_path / "annotations/refined_narration_stream_train.json",
           {video: {"a": rows} for video in "vw"})
@@ -272,3 +261,72 @@ def test_times_that_no_video_has_are_refused(tmp_path, capsys):
     capsys.readouterr()
     samples("ego4d", tmp_path, "val", streaming=True)
     assert "narrations beyond the end of their features, which cannot be found: 1" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- the published loaders
+
+EXPECTED = json.loads((ROOT / "tests" / "golden" / "data" / "expected.json").read_text())
+
+
+def assert_is_of(case, x):
+    assert list(x.shape) == case["shape"]
+    assert x.sum().item() == pytest.approx(case["sum"], abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["ek100", "ego4d"])
+@pytest.mark.parametrize("max_frames, suffix", [(None, ""), (14, "_max_num_frames_14")])
+def test_training_samples(tmp_path, name, max_frames, suffix):
+    """Frames, sentences and features of the published loader, and one sentence that it loses.
+
+    "You take two carrots." comes within half a second of another sentence; here it stands one frame
+    later, and its repetition at 6.0 s is left out, as there.
+    """
+    expected = EXPECTED[f"{name}_narration{suffix}"]
+    samples = list(data.load_dataset(name, golden_data(name, tmp_path / name), "val"))
+    if max_frames:
+        samples = [data.shorten(sample, max_frames) for sample in samples]
+    assert len(samples) == len(expected)
+    for sample, case in zip(samples, expected):
+        frames = case["shape"][0]
+        narrations = [(frame, text) for frame, text in case["narrations"] if frame < frames]
+        if (4, "You take a carrot.") in narrations:
+            narrations.append((5, "You take two carrots."))
+        assert sample.narrations == sorted(narrations)
+        assert_is_of(case, sample.read(0, sample.num_frames))
+
+
+@pytest.mark.parametrize("name", ["ek100", "ego4d"])
+def test_streaming_samples(tmp_path, name):
+    expected = EXPECTED[f"{name}_segment_summary"]
+    folder = golden_data(name, tmp_path / name)
+    samples = list(data.load_dataset(name, folder, "val", streaming=True))
+    assert [sample.name for sample in samples] == [case["name"] for case in expected]
+    for sample, case in zip(samples, expected):
+        assert_is_of(case, torch.stack(list(sample.tokens())))
+        if name == "ek100":                    # begins with its first narration
+            start = sample.annotators[0][0].time
+            origin = 0.0
+        else:                                  # its name holds its first frame
+            start = float(sample.name.split("_")[1]) / 2
+            origin = sample.start
+        assert sample.start == pytest.approx(start, abs=0.5)
+        assert sample.origin == origin
+
+
+def test_ego4d_tags_are_removed():
+    for text, cleaned in EXPECTED["clean"]:
+        assert annotations.clean(text) == cleaned, text
+    assert annotations.clean("#C") == annotations.clean(" #unsure . ") == ""
+
+
+def test_frames_of_single_narrations(tmp_path):
+    cases = {str(n): case for n, case in enumerate(EXPECTED["ceil"])}
+    rows = {name: [{"time": time, "text": "You look."}] for name, (time, *_) in cases.items()}
+    index = {name: {"duration": case[3], "path": f"{name}.pt"} for name, case in cases.items()}
+    (tmp_path / "refined_val_narrations.json").write_text(json.dumps(rows))
+    (tmp_path / "features_metadata.json").write_text(json.dumps(index))
+    numbers = torch.arange(22.0)[:, None, None].repeat(1, 10, 4)
+    save_features(tmp_path, dict.fromkeys(cases, numbers))
+    samples = data.load_dataset("ek100", tmp_path, "val")
+    for sample, (_, fps, *_, rounded) in zip(samples, cases.values(), strict=True):
+        assert sample.read(0, sample.num_frames)[:, 0, 0].tolist() == [int(fps * rounded)]

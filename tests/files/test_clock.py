@@ -11,7 +11,6 @@ SHORTEST = 10.0                                # the same where clocks may chang
 
 
 def clip(length: int, rate: float, begin: float = 0.0) -> list[Decoded]:
-    """Pictures at a rate, with right times."""
     return [Decoded(n, begin + n / rate, 1 / rate) for n in range(length)]
 
 

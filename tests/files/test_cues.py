@@ -1,5 +1,4 @@
-"""support/files/cues.py and narrations.py, beyond/streams/subtitles.py: each form is read, what is near it is
-refused, and what was written is read again."""
+"""Each form of narrations is read, what is near it is refused, what was written is read again."""
 import json
 import random
 from unicodedata import normalize
@@ -174,7 +173,6 @@ def test_two_streams_in_one_file_are_refused(tmp_path):
 
 @pytest.mark.parametrize("name", OF_TOOLS)
 def test_files_of_tools(tmp_path, name):
-    """Subtitles are read; of other endings, those that are read are named."""
     path = tmp_path / name
     path.write_bytes(OF_TOOLS[name].encode())
     if path.suffix in (".srt", ".vtt"):

@@ -1,6 +1,4 @@
-"""support/files/features.py: feature files read whole or by range, pictures encoded, metadata
-checked.
-"""
+"""Feature files read whole or by range, pictures encoded, metadata checked."""
 import json
 import subprocess
 from contextlib import nullcontext
@@ -42,7 +40,6 @@ def test_features_are_loaded_as_stored(tmp_path, dtype):
 
 
 def test_what_features_say_of_themselves(tmp_path):
-    """Of another rate or another vision model: refused. Headers of other programs say nothing."""
     path = tmp_path / "a.safetensors"
     ours = {"vision": "hub/siglip", "grid": "3", "fps": "2.0", "duration": "2.5"}
     for header, vision, message in (
@@ -60,7 +57,6 @@ def test_what_features_say_of_themselves(tmp_path):
 
 @pytest.fixture(scope="module")
 def bad_features(tmp_path_factory):
-    """A folder of files that hold no usable features."""
     folder = tmp_path_factory.mktemp("bad")
     x = torch.randn(5, 10, 8)
     with_nan = x.clone()
@@ -96,7 +92,6 @@ def bad_features(tmp_path_factory):
       for name in ("code.pt", "cut.safetensors", "cut.pt", "text.pt", "dict.pt")),
 ])
 def test_features_that_cannot_be_used_are_named(bad_features, spec, message):
-    """In one line, which says what is read, whether they are read whole or by range."""
     with pytest.raises(BadData, match=message) as error:
         load_features(source_of(str(bad_features / spec)), Config())
     assert "\n" not in str(error.value)
@@ -147,7 +142,6 @@ def test_invalid_metadata(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="asks Linux")
 def test_a_file_is_not_read_whole(tmp_path):
-    """If a hundredth of a 40 MB file is read, the process grows by much less than 40 MB."""
     torch.save(torch.zeros(1000, 10, 1000), tmp_path / "v.pt")
     found = features.Features(tmp_path / "v.pt", 500)
     found.read(0, 1)

@@ -1,5 +1,4 @@
-"""Your own videos (--data FOLDER): narrations as people write them, splits, features made once, and the
-whole way from videos to a narrator."""
+"""Your own videos (--data FOLDER): narrations, splits, features, the whole way to a narrator."""
 import json
 import random
 import re
@@ -118,7 +117,6 @@ def test_training_begins_anywhere(toys):
 
 
 def test_four_commands(toys, tmp_path, capsys):
-    """From the folder to a narrator with the features, the rate and the models of the folder."""
     _, own = toys
     out, kept = tmp_path / "out", tmp_path / "kept"
     data_command.run(["stats", "--data", str(own), "--json"])
@@ -210,7 +208,6 @@ def test_bad_narrations_are_refused_by_name(tmp_path):
 
 
 def test_placed_on_frames(tmp_path, capsys):
-    """Each narration on a frame of its own, none beyond the end. A sample begins with its first one."""
     sample, = samples(make_folder(tmp_path, {"a": 20}, """time,text
 2.2,You look.\n4,You sit.\n4,You stand.\n3.8,You cut.\n9.9,You stir.\n10.2,You eat.\n10.5,You go."""))
     assert sample.narrations == [(0, "You look."), (3, "You cut."), (4, "You sit."),
@@ -246,7 +243,6 @@ def test_narrations_that_are_not_of_the_video_are_refused(tmp_path, times, messa
 
 
 def test_split_by_share(tmp_path):
-    """A fifth for validation, by name, and the same when others come."""
     folder = make_folder(tmp_path, {f"v{n}": 20 for n in range(20)})
     for_validation = names(folder, "val")
     assert sorted(names(folder, "train") + for_validation) == names(folder, "all")
@@ -284,7 +280,6 @@ def test_split_by_file(tmp_path, files, split, expected):
 
 
 def test_what_lies_in_the_folder(tmp_path, capsys):
-    """Other files do not matter. Features stand for a video that is gone."""
     folder = make_folder(tmp_path, {"a": 20, "b": 20})
     (folder / "b.mp4").unlink()
     (folder / "c.MP4").write_bytes(b"x")

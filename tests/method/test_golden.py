@@ -53,8 +53,6 @@ def largest_difference(one, other):
     return (one - other).abs().max().item()
 
 
-# ---------------------------------------------------------------------- CLAM (§3.3)
-
 @with_memory
 @torch.no_grad()
 def test_clam(name):
@@ -83,11 +81,8 @@ def test_the_published_start_leaves_one_memory_token_of_all():
     frames = torch.arange(1, len(x) - 1)
     narrations = [(int(frame), []) for frame in (0, *frames)]
     shares = evaluate_command.how_memory_differs(narrator, x, narrations)
-    assert shares["tokens_differ"] < 1e-6
-    assert shares["read_outs_differ"] < 1e-3
+    assert shares["tokens_differ"] < 1e-6 and shares["read_outs_differ"] < 1e-3
 
-
-# ---------------------------------------------------------------------- streaming (§3.4)
 
 @each_model
 @pytest.mark.parametrize("setting", ["two_threshold_0.8_0.5", "single_threshold_0.8"])
@@ -153,8 +148,6 @@ def test_the_command_narrates(options, setting):
     assert [line.split("] ")[1] for line in printed.splitlines()] == sentences(case)
 
 
-# ---------------------------------------------------------------------- training (§3.5)
-
 @with_memory
 def test_the_mask(name):
     packed = load_file(FILES / name / "published.safetensors")["mask"].numpy()
@@ -211,8 +204,6 @@ def test_teacher_forced(name, monkeypatch):
             assert fluency == pytest.approx(expected["fluency"], abs=1e-6)
 
 
-# ---------------------------------------------------------------------- scores (§4.1, App. B.5)
-
 # published name -> ours
 NAMES = {"METEOR": "meteor", "ROUGE_L": "rouge_l", "CIDEr": "cider",
          "t_precision": "precision", "t_recall": "recall", "t_f1": "f1"}
@@ -240,7 +231,6 @@ def compare(result, expected):
 
 
 def test_a_whole_evaluation(tmp_path):
-    """20 videos: the values of all, and of every one."""
     case = read("scores", "ek100.json")
     result, each = score(case["gts"], case["predictions"], tmp_path)
     compare(result, case["corpus_metrics"])

@@ -10,12 +10,13 @@ from beyond.baselines import context_class
 from helpers import tiny, video
 
 
-class Beginning(nar.Narrator):
-    """The first token of "Assistant:" is always the likeliest one."""
+class Leaning(nar.Narrator):
+    """One token is always the likeliest."""
+    token: int
 
     def logits(self, hidden):
         logits = super().logits(hidden)
-        logits[..., self.layout.assistant[0]] += 18.0
+        logits[..., self.token] += 18.0
         return logits
 
 
@@ -25,7 +26,8 @@ def test_words_are_predicted_from_all_that_comes_before():
     text, each from the token before it. The narrations after it do not change them.
     """
     model = tiny()
-    model.__class__ = Beginning                             # or no first word is ever right
+    model.__class__ = Leaning                               # or no first word is ever right
+    model.token = model.layout.assistant[0]
     x, narrations = video(model, frames=24, at=(0, 3, 9, 15, 16))
     for n, score in enumerate(evaluate.score_segments(model, x, narrations)):
         hidden, _, tokens = model(x, narrations[:n + 1])
@@ -80,21 +82,13 @@ def test_segments_go_on_from_the_keys_and_values(variant):
     assert_segments_go_on(model, *video(model, frames=24, at=(0, 3, 9, 15, 16)))
 
 
-class Skipping(nar.Narrator):
-    """[SKIP] is always the likeliest token."""
-
-    def logits(self, hidden):
-        logits = super().logits(hidden)
-        logits[..., self.layout.skip] += 18.0
-        return logits
-
-
 @torch.no_grad()
 def test_how_early_or_late_a_segment_ends():
     """Where p([SKIP]) is below the threshold for the first time, by a whole forward for each frame;
     or never, at the latest that is asked."""
     model = tiny()
-    model.__class__ = Skipping
+    model.__class__ = Leaning
+    model.token = model.layout.skip
     x, narrations = video(model, frames=20, at=(0, 4, 9, 12, 17, 19))
     segments = []                              # (begin, end, latest, p([SKIP]) after each frame)
     for n in range(1, len(narrations)):

@@ -17,7 +17,6 @@ VARIANTS = {
 
 
 def plain(model, x):
-    """The Decisions of stream.py alone."""
     return list(stream.narrate(model, x, context=context_class(model)(model)))
 
 
@@ -60,7 +59,6 @@ def test_families(family):
 
 
 def test_frames_are_taken_ahead_only_as_asked():
-    """The plain loop never takes a frame before it has given its Decision for the one before."""
     model = tiny(max_new_tokens=2)
     x, _ = video(model, 8)
     for context, lookahead in (

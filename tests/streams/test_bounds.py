@@ -1,9 +1,9 @@
-"""beyond/streams/bounds.py: streams without end. Restarts of segments, the clock, positions turned back,
-and the bounds of live sources."""
+"""Streams without end: restarts of segments, the clock, positions turned back, live sources."""
 import pytest
 import torch
 from safetensors.torch import save_file
 
+import narrator as nar
 import stream
 from beyond.baselines import context_class
 from narrator import load
@@ -14,6 +14,7 @@ from helpers import (
     tiny, video,
 )
 from beyond.streams.bounds import LIVE_BOUNDS, live_bounds, open_stream, tell_of_positions
+from beyond.streams.suspend import read_state, unpack, write_state
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from test_commands import call
@@ -99,7 +100,6 @@ def test_restarts(changes):
     {"readout": "cls", "keep_newline": True},
 ], ids=str)
 def test_lookahead_and_bounds(changes):
-    """Restarts and positions turned back are the same however many frames a pass reads."""
     model, x = lively(grouped(), **changes)
     model.config.max_segment = 1.5
     if "last_k" in changes:
@@ -165,7 +165,6 @@ ROPES = {
 
 
 def test_where_positions_cannot_be_turned_back():
-    """Rotations in pairs of neighbours instead of halves; a live source does without."""
     llm = small("Cohere", logit_scale=1.0)
     with pytest.raises(BadData, match="max_position: .*cannot be turned back"):
         open_stream(tiny(llm=llm, last_k=2, max_position=500))
@@ -235,7 +234,6 @@ def test_live_bounds():
 
 
 def test_positions_that_the_model_was_not_made_for(capsys):
-    """A recording that is too long is told; a live source turns back before."""
     model = tiny(llm=small("Llama", max_position_embeddings=64))
     tell_of_positions(model, "a.mp4", 5)
     assert capsys.readouterr().err == ""
@@ -268,5 +266,82 @@ def test_darkness_in_the_kitchen():
     assert later[0][0] >= begin + 240
     same = [text == text_in_light
             for (_, text), (_, text_in_light) in zip(later, light[21:], strict=True)]
-    assert len(same) > 8
-    assert sum(same) >= len(same) - 2
+    assert len(same) > 8 and sum(same) >= len(same) - 2
+
+
+WORDS = 12
+
+
+def most_tokens(narrator, words, ahead=0):
+    """The formula of beyond/streams/bounds.py: how many tokens the cache can hold at most.
+
+    words       tokens of a narration
+    ahead       frames that are read ahead
+    """
+    config = narrator.config
+    layout = narrator.layout
+    brackets = len(layout.open + layout.close)
+    prompt = len(layout.first()) - layout.J - brackets
+    narration = words + len(layout.assistant + layout.newline) + 1
+    text = prompt + (config.last_k + 1) * narration
+    frames = round(config.max_segment * config.fps) + ahead
+    # with its brackets
+    memory = layout.opening(1).kind.count(nar.VISUAL) - layout.J - len(layout.open)
+    return text + memory + brackets - 1 + (layout.J + 1) * frames
+
+
+@pytest.mark.parametrize("hours", [0.03, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_stream_without_end_is_bounded(hours, tmp_path):
+    """It is dark in the second of four parts: no sentence, and the segment grows as far as it may.
+    Ten times the camera is away, and the segment is restarted. In the third part the stream is
+    saved, thrown away, and goes on from its file."""
+    narrator = load(str(TOY)).merge()
+    live_bounds(narrator)
+    config = narrator.config
+    config.max_segment = 10.0
+    config.last_k = 4
+    config.max_position = 900          # four narrations and what was between them have 600
+    count = round(hours * 3600 * config.fps)
+    torch.manual_seed(0)
+    pool = torch.randn(50, config.J, config.width)
+    ids = (narrator.layout.newline * WORDS)[:WORDS]
+    in_the_dark = range(count // 4, count // 2)
+    given = {t: ids for t in range(0, count, 9) if t not in in_the_dark}
+    outages = {count * n // 10 for n in range(1, 10)}
+    save_at = count * 5 // 8
+
+    def frames(first):
+        for t in range(first, count):
+            yield torch.zeros_like(pool[0]) if t in in_the_dark else pool[t % len(pool)]
+
+    def streamed():
+        context = open_stream(narrator, lookahead=4, guesses=0)
+        decisions = stream.narrate(narrator, frames(0), given=given, context=context)
+        for decision in decisions:
+            yield context, decision
+            if decision.frame >= save_at and not context.waiting:
+                break
+        write_state(tmp_path / "state", context, {})
+        header, tensors = read_state(tmp_path / "state")
+        context = open_stream(narrator, lookahead=4, guesses=0)
+        unpack(context, header["stream"], tensors)
+        rest = frames(decision.frame + 1)
+        for decision in stream.narrate(narrator, rest, given=given, context=context):
+            yield context, decision
+
+    bound = most_tokens(narrator, WORDS, ahead=3)
+    segment = most_tokens(narrator, WORDS) - len(narrator.layout.prompt)      # its tokens, at most
+    bytes_at = {}
+    decided = 0
+    for context, decision in streamed():
+        decided += 1
+        if decision.frame + 1 in outages:
+            context.restart()
+        assert decision.text_tokens + decision.visual_tokens + decision.pruned <= bound
+        assert decision.position <= config.max_position + segment
+        bytes_at[decision.frame] = sum(buffer.nbytes for buffer in context.cache.keys.values())
+    assert decided == count
+    assert context.restarts > len(outages)         # in the dark, after every ten seconds, too
+    assert context.rewound > 0
+    most_in_the_dark = max(bytes_at[t] for t in in_the_dark)
+    assert max(bytes_at[t] for t in range(count // 2, count)) <= most_in_the_dark

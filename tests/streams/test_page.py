@@ -53,7 +53,6 @@ def trace(kitchen):
 
 @pytest.fixture(scope="module")
 def said(kitchen):
-    """43 sentences, or a few more or less."""
     return read_jsonl(kitchen / "jsonl")
 
 
@@ -68,13 +67,12 @@ def chromium():
 @pytest.fixture
 def browser(chromium):
     yield chromium
-    chromium.close_tabs()
+    chromium.close()
 
 
 @pytest.fixture
 def tab(kitchen, browser):
-    """The page of the kitchen."""
-    tab = browser.tab((kitchen / "page.html").as_uri())
+    tab = browser.open((kitchen / "page.html").as_uri())
     tab.wait(VIDEO_READY)
     return tab
 
@@ -85,7 +83,6 @@ def lines(path: Path, rows: list[dict]) -> Path:
 
 
 def embedded(page: str) -> dict:
-    """The data of a page."""
     return json.loads(gzip.decompress(b64decode(page.split('id="data">')[1].split("<")[0])))
 
 
@@ -182,7 +179,6 @@ def test_a_copy_has_even_sides_and_the_pace_of_the_video(tmp_path):
 
 
 def test_stream_writes_and_serves_the_same_page(kitchen):
-    """--html of stream.py is the page of the command line above."""
     record = player.read_record(kitchen / "jsonl", kitchen / "trace", KITCHEN)
     page = (kitchen / "page.html").read_text()
     # x264 need not write the same bytes twice
@@ -190,13 +186,11 @@ def test_stream_writes_and_serves_the_same_page(kitchen):
     assert (kitchen / "served frame.jpg").read_bytes()[:2] == b"\xff\xd8"
     in_file = embedded(page)
     in_served = embedded((kitchen / "served ").read_text())
-    assert in_served.pop("live")["pictures"] is True
-    assert in_file.pop("live") is None
+    assert in_served.pop("live")["pictures"] is True and in_file.pop("live") is None
     assert in_file == in_served
 
 
 def test_the_page_in_docs_is_that_of_this_template():
-    """docs/streams.md says how it is made anew."""
     page = (ROOT / "docs" / "kitchen.html").read_text()
     assert len(page) < 400_000
     again = player.make_page("kitchen.mp4", embedded(page), source_in(page))
@@ -214,13 +208,12 @@ CAPTION = "document.querySelector('#caption').textContent"
 
 
 def wait_for_second(tab, second: float, tolerance: float = 0.1):
-    """Until the video is at this second."""
     tab.wait(f"Math.abs(document.querySelector('video').currentTime - {second}) < {tolerance}")
 
 
 def test_page(kitchen, said, browser):
     """It opens at a time. Lines, keys and curve seek; the line is lit, the caption shown."""
-    tab = browser.tab((kitchen / "page.html").as_uri() + "#t=1:01.5")
+    tab = browser.open((kitchen / "page.html").as_uri() + "#t=1:01.5")
     tab.wait(VIDEO_READY)
     wait_for_second(tab, 61.5)
     tab.js("window.v = document.querySelector('video'), 0")
@@ -292,7 +285,7 @@ def test_what_the_memory_knows(tab, trace, said):
 
 def test_tour(kitchen, browser):
     """Each stop says what is to see there. Nothing moves; a small window has the caption in sight."""
-    tab = browser.tab((kitchen / "page.html").as_uri(), 1366, 650)
+    tab = browser.open((kitchen / "page.html").as_uri(), 1366, 650)
     tab.wait(VIDEO_READY)
     tops = ("['#tour', '#stage', '#memory', '#context', '#curves'].map("
             "e => document.querySelector(e).getBoundingClientRect().top)")
@@ -339,7 +332,7 @@ def test_sentences_without_a_video(kitchen, said, tmp_path, browser):
     content = embedded((kitchen / "page.html").read_text())
     page = tmp_path / "page.html"
     page.write_text(player.make_page("a title", content, "my%20video.mp4"))
-    tab = browser.tab(page.as_uri())
+    tab = browser.open(page.as_uri())
     tab.wait("document.querySelector('#missing').textContent.includes("
              "'The video is not beside this page: there is no my video.mp4.')")
     assert tab.js(SHOWN) == [sentence["text"] for sentence in said]
@@ -387,7 +380,7 @@ def test_hostile_text_stays_text(trace, said, tmp_path, browser):
     page = tmp_path / "page.html"
     source = player.video_source(KITCHEN, page)
     page.write_text(player.make_page(text, told.record.content(), source))
-    tab = browser.tab(page.as_uri())
+    tab = browser.open(page.as_uri())
     tab.wait(VIDEO_READY)
     tab.click("#list button", 1)
     tab.wait(f"{CAPTION} === {json.dumps(text)}")
@@ -410,7 +403,7 @@ def test_live(trace, said, browser, monkeypatch, tmp_path):
     frames = [narration["frame"] for narration in said]
     page = page_of()
     url = serve.serve(page, 0)
-    tab = browser.tab(url)
+    tab = browser.open(url)
     tab.wait(READY + " && document.querySelector('#state').textContent === 'waiting for pictures'")
     feed(page, trace[:frames[12]], said)
     # the page is loaded anew meanwhile
@@ -440,14 +433,13 @@ def test_live(trace, said, browser, monkeypatch, tmp_path):
 
 
 def test_live_follows_until_an_earlier_moment_is_chosen(trace, said, browser):
-    """All its times are times of day."""
     page = page_of()
     wall = datetime(2026, 3, 1, 14, 30, tzinfo=timezone.utc)
     said = [sentence | {"wall": (wall + timedelta(seconds=sentence["end"])).isoformat()}
             for sentence in said]
     trace = [row | {"time": row["frame"] / 2 + 0.5} for row in trace]
     feed(page, trace[:60], said)
-    tab = browser.tab(serve.serve(page, 0))
+    tab = browser.open(serve.serve(page, 0))
     why = "document.querySelector('#why').textContent"
     tab.wait(READY + f" && {why}.startsWith('Frame 59,')")
     feed(page, trace[60:70], said)
@@ -492,7 +484,6 @@ def host_and_port(url: str) -> tuple[str, int]:
 
 
 def ask(url: str, path: str, **headers) -> tuple[int, dict, bytes]:
-    """Status, headers and body of an answer."""
     connection = http.client.HTTPConnection(url.removeprefix("http://").rstrip("/"), timeout=5)
     connection.request("GET", path, headers=headers)
     answer = connection.getresponse()
@@ -533,7 +524,6 @@ def test_what_the_server_answers(tmp_path):
     ({"Referer": "{page}.evil.example/"}, 403),
 ], ids=str)
 def test_no_other_page_may_show_the_camera(headers, code):
-    """Nor anything else of it."""
     camera = page_of()
     camera.picture = np.full((31, 45, 3), 200, np.uint8)
     camera.ended = True

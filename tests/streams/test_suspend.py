@@ -1,5 +1,4 @@
-"""beyond/streams/suspend.py: a killed stream continues as if it had never been stopped. A state that does
-not belong to the stream is refused."""
+"""A killed stream continues as if it had never been stopped; other states are refused."""
 import copy
 import json
 import os
@@ -64,7 +63,6 @@ def narrate_in_parts(model, x, path, share, lookahead, restarts=()):
     (2, BOUNDS | {"last_k": 2}),
 ], ids=str)
 def test_bit_by_bit(tmp_path, lookahead, changes):
-    """All probabilities, tokens and lengths are those of the stream without interruption."""
     is_bounded = "max_segment" in changes
     model, x = lively(grouped(), frames=36 if is_bounded else 16, **changes)
     restarts = (17, 30) if is_bounded else ()
@@ -84,7 +82,6 @@ def contents(folder):
 
 
 def snapshot(folder):
-    """The contents of every file, and when it was written."""
     return {file: (file.stat().st_mtime_ns, file.read_bytes())
             for file in folder.rglob("*") if file.is_file() and file.suffix != ".lock"}
 
@@ -96,12 +93,11 @@ from beyond.streams import suspend
 
 suspend.EVERY = 0.0                     # saved whenever this is possible, not once a minute
 replace = os.replace
-saves = 0
+saves = []
 
 def replace_or_die(*paths):
-    global saves
-    saves += 1
-    if saves == 3:
+    saves.append(paths)
+    if len(saves) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     replace(*paths)
 
@@ -147,7 +143,6 @@ class Half:
         self.args.lookahead = 4
 
     def decisions(self):
-        """As the command makes them."""
         stream = stream_command.NarratedInput(Input(source_of(str(self.source)), "", self.files))
         return stream.decisions(self.model, None, self.args)
 
@@ -286,7 +281,6 @@ def test_a_damaged_byte_is_refused(half):
 
 
 def test_an_output_may_be_added_to_those_of_a_camera(tmp_path):
-    """Its files are appended to, whatever they are."""
     model = at_every_frame()
     narrate_live(tmp_path, model, ("jsonl", "state"), 3)
     narrate_live(tmp_path, model, ("jsonl", "vtt", "state"), 2)

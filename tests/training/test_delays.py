@@ -44,7 +44,6 @@ def test_who_narrates_like_an_annotator_repeats_nothing_and_is_not_late(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_all_of_a_loop_but_its_first_sentence_is_repeated(seed):
-    """From some sentence on, a model says the same for ever."""
     true = [replace(sentence, text=f"{sentence.text} {n}")            # no two alike
             for n, sentence in enumerate(story(seed, "abc"))]
     start = random.Random(seed).randint(0, 20)
@@ -67,12 +66,10 @@ def test_delays_are_of_segments_that_match():
 
 
 def test_of_several_videos_every_sentence_counts_alike():
-    """Where there is nothing to measure, there is no measure."""
     truths = {"v": NarratedVideo([[Sentence(4, "a"), Sentence(8, "b")]]),
               "w": NarratedVideo([[Sentence(900, "a")]])}
     said = {"v": [Sentence(5, "x"), Sentence(8.5, "x")],
             "w": [Sentence(float(n), "y") for n in range(1, 7)]}
     result, each = measures_of(truths, said)
-    assert result["repeated"] == (1 + 5) / 8
-    assert result["delay_s"] == each["v"]["delay_s"] == 0.75
+    assert result["repeated"] == (1 + 5) / 8 and result["delay_s"] == each["v"]["delay_s"] == 0.75
     assert each["w"]["delay_s"] is None
