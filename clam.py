@@ -34,9 +34,8 @@ channels per head):
 Does not include: custom kernels (plain PyTorch only).
 """
 
-from collections.abc import Iterable
 from functools import partial
-from math import ceil, inf
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +44,7 @@ from torch import Tensor, nn
 
 # of this file: linear layers have no bias unless it says so, and all norms have one epsilon
 EPS = 1e-5
+LONGEST = 128               # tokens of a piece (`in_pieces`)
 Linear = partial(nn.Linear, bias=False)
 RMSNorm = partial(nn.RMSNorm, eps=EPS)
 
@@ -76,7 +76,6 @@ class CLAM(nn.Module):
     """
     HAS_HEADS = True            # the width must be a multiple of twice their number
     READ_WITHIN_FRAMES = True   # after any token (`Config.readout`); others: after whole frames
-    LONGEST = inf               # of the pieces of `chunked`, in tokens
 
     def __init__(
         self,
@@ -163,11 +162,21 @@ class CLAM(nn.Module):
         """x [..., D] -> k [..., h, c], v [..., h, e] and log G [..., h, c], all in fp32."""
         k = self.w_k(x).float()
         v = self.w_v(x).float()
-        log_gate = F.logsigmoid(self.w_gate(x).float())     # G = sigmoid(W_gate x + b)
         k = rearrange(k, "... (h c) -> ... h c", h=self.heads)
         v = rearrange(v, "... (h e) -> ... h e", h=self.heads)
-        log_gate = rearrange(log_gate, "... (h c) -> ... h c", h=self.heads)
-        return k, v, log_gate
+        return k, v, self.log_gate(x)
+
+    def log_gate(self, x: Tensor) -> Tensor:
+        """x [..., D] -> log G [..., h, c], in fp32."""
+        log_gate = F.logsigmoid(self.w_gate(x).float())     # G = sigmoid(W_gate x + b)
+        return rearrange(log_gate, "... (h c) -> ... h c", h=self.heads)
+
+    @staticmethod
+    def of_one_token(state: Tensor, k: Tensor, v: Tensor, log_gate: Tensor) -> Tensor:
+        """S_j of S_{j-1}, k_j [B, h, c], v_j [B, h, e] and log G_j [B, h, c] (Eq. 2)."""
+        gate = log_gate.exp()
+        update = einsum(k, v, "b h c, b h e -> b h c e")                # k^T v
+        return gate[..., None] * state + update
 
     def recurrent(
         self,
@@ -183,10 +192,7 @@ class CLAM(nn.Module):
             state = self.initial_state(len(x))
         states = [state]                                                # S_0 .. S_L
         for x_j in x.unbind(1):                                         # [B, D]
-            k, v, log_gate = self.project(x_j)
-            gate = log_gate.exp()
-            update = einsum(k, v, "b h c, b h e -> b h c e")            # k^T v
-            state = gate[..., None] * state + update                    # Eq. 2
+            state = self.of_one_token(state, *self.project(x_j))
             states.append(state)
 
         states = torch.stack(states, dim=1)                             # [B, L + 1, h, c, e]
@@ -261,17 +267,16 @@ class CLAM(nn.Module):
         update = einsum(decayed, v, "... l h c, ... l h e -> ... h c e")
         return decay, update
 
-    def step(self, x: Tensor, state: Tensor) -> Tensor:
-        """Streaming (Alg. 2, line 5): a frame x [B, L, D] -> the new state."""
-        assert len(x) == len(state), "each stream has its own state"
-        k, v, log_gate = self.project(x)
-        decay, update = self.absorb(k, v, log_gate)
-        return decay[..., None] * state + update
-
     @staticmethod
     def advance(state: Tensor, decay: Tensor, update: Tensor) -> Tensor:
         """S <- decay * S + update (Eq. 2), what `absorb` says of tokens."""
         return decay[..., None] * state + update
+
+    def step(self, x: Tensor, state: Tensor) -> Tensor:
+        """Streaming (Alg. 2, line 5): a frame x [B, L, D] -> the new state."""
+        assert len(x) == len(state), "each stream has its own state"
+        effect = self.absorb(*self.project(x))                          # decay and update
+        return self.advance(state, *effect)
 
     def chunked(
         self,
@@ -289,12 +294,12 @@ class CLAM(nn.Module):
             state = self.initial_state(len(x))
         states = []                             # of each video: one at each read-out, and the last
         for x_b, ends, state_b in zip(x, read_at.tolist(), state):
-            bounds = torch.tensor([0, *ends, len(x_b)])
-            pieces, up_to = in_pieces(self.project(x_b), bounds.diff().tolist(), self.LONGEST)
-            after = [state_b]                                           # S before and after each
+            ends.append(len(x_b))
+            pieces, bounds = in_pieces(self.project(x_b), ends)
+            after = [state_b]                                           # S at each bound
             for effect in zip(*self.absorb(*pieces)):                   # decay and update
                 after.append(self.advance(after[-1], *effect))          # Eq. 2, piece by piece
-            states.append(torch.stack([after[piece] for piece in up_to]))
+            states.append(torch.stack([after[bounds.index(end)] for end in ends]))
         states = torch.stack(states)                                    # [B, N + 1, h, c, e]
         at_read_outs = states[:, :-1]
         return self.read(at_read_outs), states[:, -1]
@@ -302,35 +307,28 @@ class CLAM(nn.Module):
     forward = chunked
 
 
-def in_pieces(
-    tensors: Iterable[Tensor],
-    lengths: list[int],
-    most: float,
-) -> tuple[list[Tensor], list[int]]:
+def in_pieces(tensors: tuple[Tensor, ...], ends: list[int]) -> tuple[list[Tensor], list[int]]:
     """Cut tokens into P pieces: tensors [L, ..] -> [P, l, ..], padded with zeros to one length.
 
-    lengths     of the stretches in which the tokens lie [N]. One that is longer than twice the mean
-                is cut again. So P is below 1.5 N + 1, and P l below 3 L, whatever the lengths.
-    most        of a piece's tokens
+    ends        of the stretches in which the tokens lie, in order; the last is L. A long stretch is
+                cut again, so that less than LONGEST tokens are padded for each, whatever the lengths
 
-    Returns also how many pieces there are up to the end of each stretch [N]. A padded token has
-    k = 0 and log G = 0: it writes nothing, and nothing is forgotten.
+    Returns also the bounds of the pieces [P + 1]. A padded token has k = 0 and log G = 0: it writes
+    nothing, and nothing is forgotten.
     """
-    assert min(lengths) >= 0, "read-outs come in order, and none after the last token"
-    twice_the_mean = ceil(2 * sum(lengths) / len(lengths))
-    longest = max(1, min(twice_the_mean, max(lengths), most))
-    pieces = []                                                         # how many tokens each has
-    up_to = []
-    for length in lengths:
-        pieces += [min(longest, length - begin) for begin in range(0, length, longest)]
-        up_to.append(len(pieces))
-    is_token = torch.arange(longest) < torch.tensor(pieces)[:, None]    # [P, l]
+    assert ends == sorted(ends), "read-outs come in order, and none after the last token"
+    bounds = []
+    for begin, end in pairwise([0, *ends]):
+        bounds += range(begin, end, LONGEST)
+    bounds.append(ends[-1])
+    lengths = torch.tensor(bounds).diff()
+    is_token = torch.arange(int(lengths.max())) < lengths[:, None]      # [P, l]
     padded = []
     for tokens in tensors:
-        places = tokens.new_zeros(*is_token.shape, *tokens.shape[1:])
-        places[is_token] = tokens
-        padded.append(places)
-    return padded, up_to
+        piece = tokens.new_zeros(*is_token.shape, *tokens.shape[1:])
+        piece[is_token] = tokens
+        padded.append(piece)
+    return padded, bounds
 
 
 if __name__ == "__main__":

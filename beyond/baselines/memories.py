@@ -30,9 +30,13 @@ from clam import CLAM
 
 
 class Memory(nn.Module):
-    """Interface of all memories: a state (one tensor) that absorbs tokens and is read as M tokens.
+    """What all memories have: a state (one tensor) that absorbs tokens and is read as M tokens. Each
+    has, as CLAM (clam.py),
 
-    CLAM (clam.py) has the same methods.
+        initial_state   S_0, before the first frame, for B streams
+        step            absorbs the tokens x [B, L, D] of one frame or several (Alg. 2, line 5)
+        forward         all read-outs of x [B, L, D] after read_at [B, N] tokens: the memory tokens
+                        [B, N, M, D] and the last state
     """
     HAS_HEADS = False
     READ_WITHIN_FRAMES = False
@@ -51,28 +55,12 @@ class Memory(nn.Module):
     def reset_parameters(self) -> None:
         """First weights as in the authors' code. Parameters unknown to it keep their values."""
 
-    def initial_state(self, batch: int = 1) -> Tensor:
-        """S_0, before the first frame."""
-        raise NotImplementedError
-
-    def step(self, x: Tensor, state: Tensor) -> Tensor:
-        """Absorb the tokens x [B, L, D] of one frame or several (Alg. 2, line 5)."""
-        raise NotImplementedError
-
     def queries(self) -> None:
         """What `read` needs besides the state, and is the same for the whole stream."""
 
     def read(self, state: Tensor, queries: None = None) -> Tensor:
         """The memory tokens [B, M, D] that the next segment opens with."""
         return state
-
-    def forward(self, x: Tensor, read_at: Tensor,
-                state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """All read-outs of x [B, L, D] after read_at [B, N] tokens.
-
-        Returns the memory tokens [B, N, M, D] and the last state.
-        """
-        raise NotImplementedError
 
 
 class NoMemory(Memory):
@@ -243,13 +231,11 @@ class RetNet(CLAM):
         super().__init__(width, M, heads, **options)
         del self.w_gate
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        k = rearrange(self.w_k(x).float(), "... (h c) -> ... h c", h=self.heads)
-        v = rearrange(self.w_v(x).float(), "... (h e) -> ... h e", h=self.heads)
+    def log_gate(self, x: Tensor) -> Tensor:
+        """[..., D] -> log G [..., h, 1]."""
         n = torch.linspace(5, 12, self.heads, device=x.device)
         log_decay = torch.log1p(-torch.exp2(-n))                                    # [h]
-        log_gate = log_decay[:, None].expand(*x.shape[:-1], -1, -1)                 # [..., h, 1]
-        return k, v, log_gate
+        return log_decay[:, None].expand(*x.shape[:-1], -1, -1)
 
 
 class TiedCLAM(CLAM):
@@ -298,8 +284,6 @@ class DeltaNet(CLAM):
     beta is one number a head, between 0 (the token changes nothing) and 1 (its key holds v_j
     alone). Nothing fades. Queries and read-out are CLAM's, whose G is 1 here.
     """
-    LONGEST = 64                        # tokens that are solved for at once
-
     def __init__(self, width: int, M: int = 20, heads: int = 8, **options):
         super().__init__(width, M, heads, **options)
         del self.w_gate
@@ -308,26 +292,18 @@ class DeltaNet(CLAM):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[..., D] -> k of norm 1 [..., h, c], v [..., h, e], beta [..., h, 1], in fp32."""
-        k = rearrange(self.w_k(x).float(), "... (h c) -> ... h c", h=self.heads)
-        v = rearrange(self.w_v(x).float(), "... (h e) -> ... h e", h=self.heads)
-        beta = self.w_beta(x).float().sigmoid()[..., None]
+        k, v, beta = super().project(x)
         return F.normalize(k, dim=-1), v, beta
 
-    def recurrent(self, x: Tensor, read_at: Tensor,
-                  state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Token by token: the oracle for `chunked` and `step`."""
-        if state is None:
-            state = self.initial_state(len(x))
-        states = [state]
-        for x_j in x.unbind(1):                                         # [B, D]
-            k, v, beta = self.project(x_j)
-            held = (k[..., None] * state).sum(-2)                       # k S [B, h, e]
-            written = beta * (v - held)
-            state = state + k[..., None] * written[..., None, :]
-            states.append(state)
-        videos = torch.arange(len(x))
-        at_read_outs = torch.stack(states, dim=1)[videos[:, None], read_at]
-        return self.read(at_read_outs), state
+    def log_gate(self, x: Tensor) -> Tensor:
+        """There is none: in its place, beta [..., h, 1]."""
+        return self.w_beta(x).float().sigmoid()[..., None]
+
+    @staticmethod
+    def of_one_token(state: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+        held = (k[..., None] * state).sum(-2)                           # k S [B, h, e]
+        written = beta * (v - held)
+        return state + k[..., None] * written[..., None, :]
 
     @staticmethod
     def absorb(k: Tensor, v: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -354,12 +330,6 @@ class DeltaNet(CLAM):
     def advance(state: Tensor, k: Tensor, own: Tensor, held: Tensor) -> Tensor:
         """What `absorb` says of tokens: the new state [.., h, c, e]."""
         return state + k.mT @ (own - held @ state)
-
-    def step(self, x: Tensor, state: Tensor) -> Tensor:
-        """L tokens, a piece after the other: x [B, L, D], state [B, h, c, e] -> the new state."""
-        for piece in x.split(self.LONGEST, dim=1):
-            state = self.advance(state, *self.absorb(*self.project(piece)))
-        return state
 
 
 MEMORIES = {

@@ -31,6 +31,7 @@ from narrator import FRAME, Config, Narrator
 from stream import Cache, Context
 from support.common.errors import BadData
 from support.common.options import LEAST, setting
+from support.engine.attention import mask_of_rows
 from support.engine.checkpoint import published_name
 
 
@@ -59,6 +60,7 @@ class Routing:
 
     def __init__(self, llm: nn.Module, J: int, keep: float):
         layers = llm.model.layers
+        self.llm = llm
         self.J = J
         self.k = max(1, round(keep * J))
         # every other layer, and not the first: it sees raw embeddings, without any context to judge
@@ -103,7 +105,7 @@ class MoDLayer(nn.Module):
         kept = self.routing.choose(scores)                                      # [n]
         # before transformers 5.24 it was `past_key_values`
         cache = options.get("cache", options.get("past_key_values"))
-        attention_mask = self.mask(cache, len(kept), h.device)
+        attention_mask = self.mask(cache, len(kept))
         cos, sin = position_embeddings
         before = h[:, kept]
         after = self.inner(
@@ -116,13 +118,14 @@ class MoDLayer(nn.Module):
         # `lerp` gives the layer's own numbers where g = 1
         return h.index_copy(1, kept, before.lerp(after, g[kept, None]))
 
-    def mask(self, cache: RoutedCache | None, n: int, device) -> Tensor:
+    def mask(self, cache: RoutedCache | None, n: int) -> Tensor:
         """What n kept tokens see of those that this layer holds: all before them, as nothing is
         pruned.
         """
         old = 0 if cache is None else cache.length(self.number)
-        everything = torch.ones(n, old + n, dtype=torch.bool, device=device)
-        return everything.tril(old)[None, None]
+        llm = self.routing.llm
+        everything = torch.ones(n, old + n, dtype=torch.bool, device=llm.device)
+        return mask_of_rows(everything.tril(old), llm)
 
 
 class RoutedCache(Cache):

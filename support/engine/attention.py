@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +28,12 @@ from support.common.errors import BadData
 NAME = "segments"               # of this attention among those of transformers
 # what layers may say of it, and what need not be done for it
 IGNORED = {"position_ids", "use_cache", "output_attentions", "is_causal", "cache_position",
-           "layer_idx"}
-TRIED = {}      # whether `by_one_call` gives the loop's numbers, by device, number format and heads
+           "layer_idx", "dropout"}      # what is frozen has no dropout
+GPUS = ("cuda",)                # devices that may have `by_one_call`
+TRIED = WeakKeyDictionary()     # of language models: whether `by_one_call` gives the loop's numbers
+# The copies of keys for all segments are kept for the backward pass if they are at most so many times
+# as many as the tokens; more of them are made again.
+KEPT = 4
 
 
 class Segments:
@@ -41,22 +46,23 @@ class Segments:
     """
 
     def __init__(self, segment: list[int], seen: Tensor, llm):
-        _, lengths = torch.tensor(segment).unique_consecutive(return_counts=True)
-        seen = seen & (torch.arange(len(segment)) < lengths.cumsum(0)[:, None])
-        counts = torch.stack([lengths, seen.sum(1)])
-        self.rows, self.keys = counts.tolist()              # of tokens in each segment, and seen
+        rows = torch.tensor(segment).bincount()             # tokens of each segment
+        seen = seen & (torch.arange(len(segment)) < rows.cumsum(0)[:, None])
+        counts = torch.stack([rows, seen.sum(1)])
+        self.rows, self.keys = counts.tolist()              # and how many it sees
         self.bounds = F.pad(counts.cumsum(1), (1, 0)).int().to(llm.device)          # [2, n + 1]
         self.all_keys = seen.nonzero()[:, 1].to(llm.device)
         self.llm = llm
-        is_gpu = llm.device.type == "cuda" and llm.dtype in (torch.bfloat16, torch.float16)
-        self.in_one_call = is_gpu and one_call_is_right(llm)
+        self.in_one_call = llm.device.type in GPUS and one_call_is_right(llm)
 
     @cached_property
     def masks(self) -> list[Tensor]:
-        """Of each segment, for the loop."""
-        tokens = torch.arange(sum(self.rows), device=self.all_keys.device)[:, None]
-        pieces = zip(tokens.split(self.rows), self.all_keys.split(self.keys))
-        return [mask_of_rows(seen_keys <= own, self.llm) for own, seen_keys in pieces]
+        """Of each segment, for the loop. Its tokens are the last that it sees."""
+        masks = []
+        for rows, keys in zip(self.rows, self.keys):
+            sees = torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows)
+            masks.append(mask_of_rows(sees, self.llm))
+        return masks
 
 
 @dataclass
@@ -106,8 +112,7 @@ def install(llm) -> None:
 
 def by_mask_or_segments(module, query: Tensor, key: Tensor, value: Tensor,
                         attention_mask: Tensor | None, segments: Segments | None = None,
-                        dropout: float = 0.0, scaling: float | None = None,
-                        **options) -> tuple[Tensor, None]:
+                        scaling: float | None = None, **options) -> tuple[Tensor, None]:
     """An attention function of transformers: query [B, heads, L, c] -> [B, L, heads, c].
 
     Without mask and segments, a token sees all tokens up to itself, and a single one all keys.
@@ -120,46 +125,43 @@ def by_mask_or_segments(module, query: Tensor, key: Tensor, value: Tensor,
     if asked:
         raise BadData(f"its attention is asked for {', '.join(asked)}")
     if attention_mask is None and segments is None and query.shape[2] > 1:
-        attended = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout,
-                                                  scale=scaling, is_causal=True, enable_gqa=True)
+        attended = F.scaled_dot_product_attention(query, key, value, scale=scaling, is_causal=True,
+                                                  enable_gqa=True)
         return attended.transpose(1, 2), None
-    if segments is not None:
-        # The same keys are copied for each segment that sees them. For the backward pass they are
-        # copied again, so that they need not be kept.
-        attend = by_one_call if segments.in_one_call and not dropout else by_loop
-        return checkpoint(attend, query, key, value, segments, dropout, scaling,
+    if segments is not None and segments.in_one_call:
+        return checkpoint(by_one_call, query, key, value, segments, scaling,
                           use_reentrant=False), None
     shared = query.shape[1] // key.shape[1]
     rows = rearrange(query, "b (h g) q c -> b h (q g) c", g=shared)
-    if attention_mask is not None and attention_mask.shape[2] < rows.shape[2]:
-        # of a layer with a router (beyond/baselines/mod.py): one row a query
-        attention_mask = attention_mask.repeat_interleave(shared, 2)
-    attended = F.scaled_dot_product_attention(rows, key, value, attn_mask=attention_mask,
-                                              dropout_p=dropout, scale=scaling)
+    if segments is None:
+        attended = F.scaled_dot_product_attention(rows, key, value, attn_mask=attention_mask,
+                                                  scale=scaling)
+    elif len(segments.all_keys) <= KEPT * query.shape[2]:
+        attended = by_loop(rows, key, value, segments, scaling)
+    else:
+        attended = checkpoint(by_loop, rows, key, value, segments, scaling, use_reentrant=False)
     return rearrange(attended, "b h (q g) c -> b q (h g) c", g=shared), None
 
 
-def by_loop(query: Tensor, key: Tensor, value: Tensor, segments: Segments, dropout: float = 0.0,
-            scale: float | None = None) -> Tensor:
-    """Segment by segment: query [1, heads, L, c], key and value [1, kv heads, L, c] -> [1, L,
-    heads, c]. The oracle for `by_one_call`.
+def by_loop(rows: Tensor, key: Tensor, value: Tensor, segments: Segments,
+            scale: float | None) -> Tensor:
+    """Segment by segment: queries as rows [1, kv heads, L g, c], key and value [1, kv heads, L, c]
+    -> as the rows. The oracle for `by_one_call`.
     """
-    shared = query.shape[1] // key.shape[1]
-    rows = rearrange(query, "b (h g) q c -> b h (q g) c", g=shared)
-    row_pieces = rows.split([shared * length for length in segments.rows], dim=2)
+    row_pieces = rows.split([mask.shape[2] for mask in segments.masks], dim=2)
     # One copy of all keys is split afterwards: a gradient is then summed once, not once a segment.
     k_pieces = key.index_select(2, segments.all_keys).split(segments.keys, dim=2)
     v_pieces = value.index_select(2, segments.all_keys).split(segments.keys, dim=2)
     attended = []
     for q, k, v, mask in zip(row_pieces, k_pieces, v_pieces, segments.masks):
-        attended.append(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout,
-                                                       scale=scale))
-    return rearrange(torch.cat(attended, dim=2), "b h (q g) c -> b q (h g) c", g=shared)
+        attended.append(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale))
+    return torch.cat(attended, dim=2)
 
 
-def by_one_call(query: Tensor, key: Tensor, value: Tensor, segments: Segments, dropout: float = 0.0,
-                scale: float | None = None) -> Tensor:
-    """The same without dropout, all segments at once.
+def by_one_call(query: Tensor, key: Tensor, value: Tensor, segments: Segments,
+                scale: float | None) -> Tensor:
+    """All segments at once: query [1, heads, L, c], key and value [1, kv heads, L, c] -> [1, L,
+    heads, c].
 
     A segment sees what is left of the past, and then itself: its attention is causal, and its
     queries are the last rows of its keys. PyTorch has one call for many of such lengths.
@@ -180,31 +182,29 @@ def by_one_call(query: Tensor, key: Tensor, value: Tensor, segments: Segments, d
 
 @torch.enable_grad()
 def one_call_is_right(llm) -> bool:
-    """Whether `by_one_call` gives output and gradients of `by_loop` for such a model: tried once, on
-    two small segments. A GPU may have no kernel, and a kernel may take queries for the first rows
-    of their keys.
+    """Whether `by_one_call` gives the gradients of `by_loop` for such a model: tried once, on two
+    small segments. A GPU may have no kernel, and a kernel may take queries for the first rows of
+    their keys.
     """
+    if llm in TRIED:
+        return TRIED[llm]
+    TRIED[llm] = False                          # while it is tried, and if that fails
     heads, kv_heads = llm.config.num_attention_heads, llm.config.num_key_value_heads
     c = getattr(llm.config, "head_dim", None) or llm.config.hidden_size // heads
-    kind = (llm.device, llm.dtype, heads, kv_heads, c)
-    if kind in TRIED:
-        return TRIED[kind]
-    TRIED[kind] = False                         # while it is tried, and if that fails
-    seen = torch.ones(2, 60, dtype=torch.bool)
-    seen[1, :5] = False
-    segments = Segments([0] * 20 + [1] * 40, seen, llm)
+    segments = Segments([0] * 20 + [1] * 40, torch.ones(2, 60, dtype=torch.bool), llm)
     chance = torch.Generator(llm.device).manual_seed(0)
     inputs = [torch.randn(1, n, 60, c, generator=chance, device=llm.device, dtype=llm.dtype,
                           requires_grad=True) for n in (heads, kv_heads, kv_heads)]
-    results = []
-    for attend in (by_loop, by_one_call):
-        try:
-            attended = attend(*inputs, segments)
-            results.append([attended, *torch.autograd.grad(attended.square().sum(), inputs)])
-        except RuntimeError:
-            return False
-    TRIED[kind] = all((one - loop).norm() < 0.05 * loop.norm() for loop, one in zip(*results))
-    return TRIED[kind]
+    gradients = []
+    try:
+        for in_one_call in (False, True):
+            segments.in_one_call = in_one_call
+            attended, _ = by_mask_or_segments(llm, *inputs, None, segments)
+            gradients.append(torch.autograd.grad(attended.square().sum(), inputs))
+    except RuntimeError:
+        return False
+    TRIED[llm] = all((one - loop).norm() < 0.05 * loop.norm() for loop, one in zip(*gradients))
+    return TRIED[llm]
 
 
 # ---------------------------------------------------------------------- the loss in pieces

@@ -33,7 +33,7 @@ class LoRALinear(nn.Module):
         A = self.lora_A.weight.to(x.dtype)
         B = self.lora_B.weight.to(x.dtype)
         inner = F.linear(self.dropout(x), A)                                # [.., rank]
-        return self.base_layer(x) + F.linear(inner, self.scale * B)
+        return self.base_layer(x).add_(F.linear(inner, self.scale * B))
 
 
 def add_lora(llm: nn.Module, rank: int, alpha: float, dropout: float):

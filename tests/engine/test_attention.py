@@ -70,9 +70,10 @@ def newer(query, key, value, *places, enable_gqa=False, **options):
 
 
 def put_in_place(monkeypatch, function):
-    """As if torch had it: a processor has none, and its import takes seconds."""
+    """As if on a GPU: a processor has no such call, and its import takes seconds."""
     module = SimpleNamespace(varlen_attn=function)
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)
+    monkeypatch.setattr(attention, "GPUS", ("cpu",))
 
 
 @pytest.mark.parametrize("function", [attention_in_one_call, newer])
@@ -82,9 +83,9 @@ def test_one_call_is_the_loop(function, changes, monkeypatch):
     x, narrations = video(model, 60, (0, 1, 3, 44, 45, 52, 59))
     monkeypatch.setattr(nar, "LARGEST_MASK", 0)
     expected, expected_gradients = hidden_and_gradients(model, x, narrations)
-    monkeypatch.setattr(attention, "by_loop", attention.by_one_call)        # as if on a GPU
     put_in_place(monkeypatch, function)
     hidden, gradients = hidden_and_gradients(model, x, narrations)
+    assert attention.TRIED[model.llm]
     assert close(hidden, expected, 1e-5)
     for name, gradient in expected_gradients.items():
         assert close(gradients[name], gradient, 1e-5), name
@@ -99,7 +100,6 @@ def without_kernel(*args, **options):
     (partial(attention_in_one_call, last_rows=False), False),
 ])
 def test_one_call_is_tried(function, is_right, monkeypatch):
-    monkeypatch.setattr(attention, "TRIED", {})
     put_in_place(monkeypatch, function)
     assert attention.one_call_is_right(grouped()) == is_right
 
@@ -118,14 +118,14 @@ class Uncomputed(torch.autograd.Function):
 def test_a_step_starts_few_operators(monkeypatch):
     """400 frames and 50 segments, in 16 layers: beside VideoLLM-online, which has one call anyway."""
     put_in_place(monkeypatch, lambda q, k, v, *bounds, **options: Uncomputed.apply(q, k, v))
+    monkeypatch.setattr(attention, "one_call_is_right", lambda llm: True)
 
     def operators(**settings):
         of_layers = []
         for layers in (1, 2):
             model = tiny(llm=small("Llama", num_hidden_layers=layers), **settings)
             x, narrations = video(model, 400, tuple(range(0, 400, 8)))
-            with Operators() as counted, monkeypatch.context() as as_on_a_gpu:
-                as_on_a_gpu.setattr(attention, "by_loop", attention.by_one_call)
+            with Operators() as counted:
                 loss, _ = model.loss(x, narrations)
                 loss.backward()
             of_layers.append(counted.operators)

@@ -85,8 +85,8 @@ def test_all_segments_in_one_call(heads, kv_heads):
         inputs = [torch.randn(1, n, len(segment), 64, device="cuda", dtype=torch.bfloat16,
                               requires_grad=True) for n in (heads, kv_heads, kv_heads)]
         results = []
-        for attend in (attention.by_loop, attention.by_one_call):
-            attended = attend(*inputs, segments)
+        for segments.in_one_call in (False, True):
+            attended, _ = attention.by_mask_or_segments(model, *inputs, None, segments)
             results.append([attended, *torch.autograd.grad(attended.square().sum(), inputs)])
         for loop, one_call in zip(*results):
             assert (one_call - loop).norm() < 0.02 * loop.norm()
