@@ -200,7 +200,9 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         returned = function._schema.returns
         self.operators += 1
-        self.kernels += bool(returned) and returned[0].alias_info is None
+        if returned:
+            alias = returned[0].alias_info
+            self.kernels += alias is None or alias.is_write         # also what works in place
         return function(*args, **(kwargs or {}))
 
 
