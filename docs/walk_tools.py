@@ -55,7 +55,8 @@ def print_tokens(layout: Layout, tokens: Tokens, columns: dict[str, list[int | N
             return tokens.segment[i], tokens.number[i]
         return names[i]
 
-    lines = ["".join([f"{'tokens':48}", *[f"{head:18}" for head in columns]])]
+    heads = "".join(f"{head:18}" for head in columns)
+    print(f"{'tokens':48}{heads}".rstrip())
     for _, run in groupby(range(len(tokens)), likeness):
         run = list(run)
         name = names[run[0]]
@@ -64,10 +65,10 @@ def print_tokens(layout: Layout, tokens: Tokens, columns: dict[str, list[int | N
         line = f"{name:48}"
         for positions in columns.values():
             first, last = positions[run[0]], positions[run[-1]]
-            span = f"{first}-{last}" if len(run) > 1 else f"{first}"
-            line += " " * 18 if first is None else f"{span:18}"
-        lines.append(line)
-    print("\n".join(line.rstrip() for line in lines), end="\n\n")
+            span = "" if first is None else f"{first}-{last}"
+            line += f"{span:18}"
+        print(line.rstrip())
+    print()
 
 
 def sentences_of(

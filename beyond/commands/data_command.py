@@ -37,23 +37,19 @@ from support.files.sentences import Notes
 def toy_command(options: argparse.Namespace) -> None:
     output = Path(options.output)
     if options.count == 1:
-        kitchen = write_toy(options.seed, options.minutes, output, options.world)
-        narrations = counted(len(kitchen.narrations), "narration")
-        print(f"{output}, {output.with_suffix('.json')}: {narrations}")
-        return
-    seeds = range(options.seed, options.seed + options.count)
-    for seed in progress(seeds, str(output), unit="video"):
-        write_toy(seed, options.minutes, output / f"toy-{seed:07d}.mp4", options.world)
+        write_toy(options.seed, options.minutes, output, options.world)
+    else:
+        seeds = range(options.seed, options.seed + options.count)
+        for seed in progress(seeds, str(output), unit="video"):
+            write_toy(seed, options.minutes, output / f"toy-{seed:07d}.mp4", options.world)
     print(f"{output}: {counted(options.count, 'video')}")
 
 
-def write_toy(seed: int, minutes: float, output: Path, world: str = "plain"):
-    """Write a video of the named world, about `minutes` long, and its ground truth -> its Kitchen."""
+def write_toy(seed: int, minutes: float, output: Path, world: str = "plain") -> None:
+    """Write a video of the named world, about `minutes` long, and its ground truth."""
     from toy.files import write_kitchen
     from toy.world import find_world, lasting
-    kitchen = lasting(seed, 60 * minutes, find_world(world))
-    write_kitchen(kitchen, output)
-    return kitchen
+    write_kitchen(lasting(seed, 60 * minutes, find_world(world)), output)
 
 
 def samples_of(args: argparse.Namespace, split: str, streaming: bool = False) -> Iterable[Sample]:

@@ -22,7 +22,7 @@ from support.common.disk import check_apart, check_writable, file_name, write_js
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import (
-    DEFAULT_MODEL, Parser, data_options, dataset_folder, in_range, json_option, model_options,
+    DEFAULT_MODEL, Parser, data_options, dataset_folder, json_option, model_options,
     needs_of, non_negative_int, positive_int, refuse_without_effect, settings_given, trigger_has,
     trigger_options,
 )
@@ -294,7 +294,7 @@ def run_teacher(args: argparse.Namespace):
     check_outputs(args)
     narrator, vision, samples = narrator_and_samples(args)
     settings = settings_of_rows(args, narrator)
-    settings |= {"reply_theta": args.reply_theta, "max_frames": args.max_frames}
+    settings["max_frames"] = args.max_frames
     speed_up(narrator)
 
     def score(sample: data.Sample) -> list[dict]:
@@ -303,7 +303,7 @@ def run_teacher(args: argparse.Namespace):
         narrations = evaluate.true_narrations(narrator, sample)
         x = torch.stack(list(sample.tokens(vision)))                    # [T, J, D]
         cache = context_class(narrator)(narrator).cache
-        segments = evaluate.score_segments(narrator, x, narrations, args.reply_theta, cache)
+        segments = evaluate.score_segments(narrator, x, narrations, cache=cache)
         return [evaluate.summary(segments, sample.fps) | how_memory_differs(narrator, x, narrations)]
 
     evaluate_each(args, settings, samples, score, means_of)
@@ -377,9 +377,6 @@ def main():
     teacher = commands.add_parser("teacher", help="teacher-forced protocol: PPL, TimeDiff, Fluency, "
                                                   "LM-Correctness")
     group = teacher.add_argument_group("teacher forcing")
-    group.add_argument("--reply-theta", type=in_range(float, 0, 1), default=0.0,
-                       help="also end a segment where p([SKIP]) is below this "
-                            "(default 0, as in the authors' code)")
     group.add_argument("--max-frames", type=positive_int, default=1200,
                        help="cut samples to at most this many frames (default 1200, as in the "
                             "authors' code)")
