@@ -19,7 +19,7 @@ from forks import Forked
 from helpers import ROOT, TOY, tiny
 from narrator import Narrator
 from support.common.errors import BadData, command_line
-from support.common.options import DATA_NEEDS, FILES, needs_of
+from support.common.options import FILES, needs_of
 from support.engine import cpu, frozen
 from support.engine.checkpoint import Checkpoint, open_checkpoint
 from support.engine.registry import NARRATORS
@@ -79,8 +79,8 @@ LACKS = [
     ("stream.py x.safetensors --static", "two thresholds"),
     ("stream.py x.safetensors --refractory 0", "a refractory time"),
     ("evaluate.py stream --data toys", "pictures"),
-    ("evaluate.py stream --data toy --root toys", "a data set with splits"),
-    ("data.py stats --data toy --root toys", "the toy's rendered videos"),
+    ("evaluate.py stream --data toy --root toys", data_command.SPLITS),
+    ("data.py stats --data toy --root toys", data_command.RENDERED),
     ("train.py --data ek100 --output new", "--data toy"),
     ("train.py --data toy --output new", FILES),
     (f"train.py --data toy --output new --init {TOY}", "a new narrator"),
@@ -92,7 +92,7 @@ LACKS = [
     ("train.py --data toy --output new --memory none", "a memory"),
 ]
 NEEDS = (needs_of(train_command.Options, *NARRATORS) | stream_command.NEEDS
-         | DATA_NEEDS)
+         | data_command.NEEDS)
 
 
 def module_and_arguments(words: list[str]):

@@ -15,9 +15,8 @@ from narrator import Config, VisionEncoder
 from support.common.devices import device_and_dtype
 from support.common.errors import command_line
 from support.common.options import (
-    DATA_NEEDS, DATASETS, Parser, add_settings, data_has, data_options, dataset_folder, device_option,
-    json_option, non_negative_int, positive_float, positive_int, refuse_without_effect,
-    settings_given,
+    DATASETS, Parser, add_settings, data_options, dataset_folder, device_option, json_option,
+    non_negative_int, positive_float, positive_int, refuse_without_effect, settings_given,
 )
 from support.common.processes import process_group
 from support.common.progress import progress
@@ -52,12 +51,22 @@ def write_toy(seed: int, minutes: float, output: Path, world: str = "plain") -> 
     write_kitchen(lasting(seed, 60 * minutes, find_world(world)), output)
 
 
+# as needs of settings (support/common/options.py)
+SPLITS = "a data set with splits (a folder of toy videos has none)"
+RENDERED = "rendered videos (--data toy without --root)"
+NEEDS = {"split": SPLITS, "world": RENDERED}
+
+
 def samples_of(args: argparse.Namespace, split: str, streaming: bool = False) -> Iterable[Sample]:
     """The samples of a data set (`data_options`); those of the toy as they are asked for. BadData if
     an option that is given would have no effect on them.
     """
-    refuse_without_effect(vars(args), DATA_NEEDS, data_has(args))
-    if args.data == "toy":
+    is_toy = args.data == "toy"
+    refuse_without_effect(vars(args), NEEDS, {
+        SPLITS: not (is_toy and args.root),
+        RENDERED: is_toy and not args.root,
+    })
+    if is_toy:
         from toy.files import toy_samples
         return toy_samples(args.root, split, args.limit, args.world or "plain")
     return load_dataset(args.data, args.root, split, args.limit, streaming)

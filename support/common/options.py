@@ -194,19 +194,6 @@ def data_options(parser: ArgumentParser, split: str = "test for the toy, else va
                              "(toy/README.md)")
 
 
-# as needs of settings
-DATA_NEEDS = {"split": "a data set with splits", "world": "the toy's rendered videos"}
-
-
-def data_has(args: Namespace) -> dict[str, bool]:
-    """What `data_options` leave, for `refuse_without_effect`: a folder of toy videos has no splits."""
-    is_toy = args.data == "toy"
-    return {
-        "a data set with splits": not (is_toy and args.root),
-        "the toy's rendered videos": is_toy and not args.root,
-    }
-
-
 def json_option(parser: ArgumentParser):
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
 
