@@ -115,12 +115,12 @@ BUDGET = {
     "support": 32_350,                         # trials of models, marks over all bytes
     "beyond": 10,                              # a line on what it is
     "beyond/baselines": 4_900,
-    "beyond/commands": 11_800,                 # options that say what they need
+    "beyond/commands": 11_650,                 # options that say what they need
     "beyond/experiments": 5_900,              # memories alone
     "beyond/streams": 12_850,                  # the clock of a live stream
     "beyond/training": 4_850,                  # model cards
-    "docs": 3_950,
-    "toy": 10_500,
+    "docs": 2_600,
+    "toy": 9_950,
 }
 WHOLE = 100_700
 
