@@ -15,7 +15,6 @@ import narrator as nar
 from beyond.baselines import context_class
 from beyond.commands.data_command import samples_of
 from beyond.streams.bounds import open_stream, tell_of_positions
-from beyond.training.delays import course_of, means_of_courses
 from support.common import java
 from support.common.devices import device_and_dtype, rank
 from support.common.disk import check_apart, check_writable, file_name, write_json
@@ -91,13 +90,9 @@ def add_words_of_toy(truths: dict[str, NarratedVideo], path: Path) -> None:
 
 def measures_of(truths: dict[str, NarratedVideo],
                 predictions: dict[str, list[Sentence]]) -> Measured:
-    """All measures, those of long streams, and the toy's own of its sentences."""
+    """All measures, and the toy's own of its sentences."""
     with_meteor = java.java_problem() is None
     result, each, pairs = evaluate.evaluate(truths, predictions, with_meteor)
-    courses = {name: course_of(truths[name], predictions[name]) for name in each}
-    result |= means_of_courses(list(courses.values()))
-    for name, course in courses.items():
-        each[name] |= means_of_courses([course])
     all_pairs = sum(pairs.values(), [])
     if any(getattr(sentence, "memory_words", ()) for sentence, _ in all_pairs):
         from toy.words import recall_of_words
