@@ -162,18 +162,15 @@ class CLAM(nn.Module):
         """x [..., D] -> k [..., h, c], v [..., h, e] and log G [..., h, c], all in fp32."""
         k = self.w_k(x).float()
         v = self.w_v(x).float()
+        log_gate = F.logsigmoid(self.w_gate(x).float())     # G = sigmoid(W_gate x + b)
         k = rearrange(k, "... (h c) -> ... h c", h=self.heads)
         v = rearrange(v, "... (h e) -> ... h e", h=self.heads)
-        return k, v, self.log_gate(x)
-
-    def log_gate(self, x: Tensor) -> Tensor:
-        """x [..., D] -> log G [..., h, c], in fp32."""
-        log_gate = F.logsigmoid(self.w_gate(x).float())     # G = sigmoid(W_gate x + b)
-        return rearrange(log_gate, "... (h c) -> ... h c", h=self.heads)
+        log_gate = rearrange(log_gate, "... (h c) -> ... h c", h=self.heads)
+        return k, v, log_gate
 
     @staticmethod
-    def of_one_token(state: Tensor, k: Tensor, v: Tensor, log_gate: Tensor) -> Tensor:
-        """S_j of S_{j-1}, k_j [B, h, c], v_j [B, h, e] and log G_j [B, h, c] (Eq. 2)."""
+    def recurrence(state: Tensor, k: Tensor, v: Tensor, log_gate: Tensor) -> Tensor:
+        """Eq. 2: S_j of S_{j-1}, k_j [B, h, c], v_j [B, h, e] and log G_j [B, h, c]."""
         gate = log_gate.exp()
         update = einsum(k, v, "b h c, b h e -> b h c e")                # k^T v
         return gate[..., None] * state + update
@@ -192,7 +189,7 @@ class CLAM(nn.Module):
             state = self.initial_state(len(x))
         states = [state]                                                # S_0 .. S_L
         for x_j in x.unbind(1):                                         # [B, D]
-            state = self.of_one_token(state, *self.project(x_j))
+            state = self.recurrence(state, *self.project(x_j))
             states.append(state)
 
         states = torch.stack(states, dim=1)                             # [B, L + 1, h, c, e]

@@ -231,11 +231,13 @@ class RetNet(CLAM):
         super().__init__(width, M, heads, **options)
         del self.w_gate
 
-    def log_gate(self, x: Tensor) -> Tensor:
-        """[..., D] -> log G [..., h, 1]."""
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """k, v and log G [..., h, 1]."""
+        k = rearrange(self.w_k(x).float(), "... (h c) -> ... h c", h=self.heads)
+        v = rearrange(self.w_v(x).float(), "... (h e) -> ... h e", h=self.heads)
         n = torch.linspace(5, 12, self.heads, device=x.device)
         log_decay = torch.log1p(-torch.exp2(-n))                                    # [h]
-        return log_decay[:, None].expand(*x.shape[:-1], -1, -1)
+        return k, v, log_decay[:, None].expand(*x.shape[:-1], -1, -1)
 
 
 class TiedCLAM(CLAM):
@@ -292,15 +294,13 @@ class DeltaNet(CLAM):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[..., D] -> k of norm 1 [..., h, c], v [..., h, e], beta [..., h, 1], in fp32."""
-        k, v, beta = super().project(x)
+        k = rearrange(self.w_k(x).float(), "... (h c) -> ... h c", h=self.heads)
+        v = rearrange(self.w_v(x).float(), "... (h e) -> ... h e", h=self.heads)
+        beta = self.w_beta(x).float().sigmoid()[..., None]
         return F.normalize(k, dim=-1), v, beta
 
-    def log_gate(self, x: Tensor) -> Tensor:
-        """There is none: in its place, beta [..., h, 1]."""
-        return self.w_beta(x).float().sigmoid()[..., None]
-
     @staticmethod
-    def of_one_token(state: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    def recurrence(state: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
         held = (k[..., None] * state).sum(-2)                           # k S [B, h, e]
         written = beta * (v - held)
         return state + k[..., None] * written[..., None, :]
