@@ -1,9 +1,7 @@
 """Lets the tests import the files of the repository root; --slow also runs what takes minutes.
 
-No test asks the hub for a model: offline, a name that is no folder fails at once. Where tests run side by side (pytest -n),
-each process has one thread, and large files come first, so that no process ends long after the
-others. No test forks: a process with threads can hang in it.
-"""
+No test asks the hub for a model: offline, a name that is no folder fails at once. Where tests run
+side by side (pytest -n), each process has one thread, and large files come first. No test forks."""
 import os
 import signal
 import sys

@@ -1,6 +1,5 @@
-"""Processes of the program that start at once: each is forked from a server that has imported the
-program, which takes seconds. (The server has one thread; no test forks itself.)
-"""
+"""Processes of the program that start at once: each is forked from a server that has imported it,
+which takes seconds. (The server has one thread; no test forks itself.)"""
 import multiprocessing
 import os
 import runpy
@@ -40,7 +39,6 @@ class Forked:
 
 
 def run(line: list[str], folder: Path, environment: dict[str, str], errors: str) -> None:
-    """In the new process."""
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)

@@ -263,7 +263,6 @@ def lively(llm=None, seed=0, frames=30, **changes):
     p_skip = sorted(step.p_skip for step in steps if step.p_skip is not None)
 
     def below(share):
-        """A threshold with a share of the frames below it."""
         i = int(len(p_skip) * share)
         return (p_skip[i - 1] + p_skip[i]) / 2
 
@@ -280,7 +279,6 @@ def row_of(step) -> tuple:
 
 
 def assert_same_stream(steps, others, tolerance=1e-5):
-    """Two lists of Decisions are the same, p([SKIP]) up to a tolerance."""
     assert [row_of(step) for step in steps] == [row_of(other) for other in others]
     for step, other in zip(steps, others):
         assert step.p_skip == pytest.approx(other.p_skip, abs=tolerance)

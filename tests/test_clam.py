@@ -54,7 +54,6 @@ def kept_for_backward(form, x, read_at) -> int:
 
 
 def test_memory_kept_for_backward():
-    """The recurrent form keeps a state for every token, the chunked one for every read-out."""
     clam = make(width=256, tokens=20, heads=4)
     x = torch.randn(1, 600, 256)
     read_at = torch.arange(60, 601, 60)[None]

@@ -25,7 +25,6 @@ from support.engine.checkpoint import Checkpoint, open_checkpoint
 from support.engine.registry import NARRATORS
 from support.files.video import write_video
 
-NONSENSE = "-1"                                  # the types themselves are tested in test_common.py
 VISION = f"--vision {TOY / 'vision'}"
 # Each command with arguments that work, and quickly, in the folder of the fixture `world`.
 COMMANDS = [
@@ -162,13 +161,12 @@ def no_model(monkeypatch):
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_nonsense_is_refused_in_one_line(line, world):
-    """The error, and how to get help; no usage."""
     module, arguments = module_and_arguments(line.split())
     options = [option.option_strings[-1] for option in options_of(module, arguments)
                if option.nargs != 0]
     refused = 0
     for option in options:
-        code, err = call(module, [*arguments, f"{option}={NONSENSE}"])
+        code, err = call(module, [*arguments, f"{option}=-1"])
         lines = re.findall(r"^(?:error: |[\w. -]+: error: )", err, re.M)
         assert code in (0, 1, 2) and "Traceback" not in err, (option, err)
         assert len(lines) == (code != 0), (option, err)
@@ -181,7 +179,6 @@ def test_nonsense_is_refused_in_one_line(line, world):
 
 @pytest.mark.parametrize("line, message", CANNOT_WORK)
 def test_what_cannot_work_is_refused_before_anything_is_loaded(line, message, world, no_model):
-    """One error, and no new file, nor a folder for outputs."""
     words = line.split()
     if words[0] == "stream.py":
         words += ["--srt", "new/folder/n.srt", "--device", "cpu"]
@@ -214,7 +211,6 @@ def test_every_need_is_tried():
 
 @pytest.mark.parametrize("asked, expected", [("", torch.bfloat16), ("--dtype float32", torch.float32)])
 def test_a_large_model_streams_in_bf16_where_that_is_faster(asked, expected, world, monkeypatch):
-    """So does its vision encoder, and the command says so."""
     monkeypatch.setattr(frozen, "multiplies_bf16", lambda: True)
     monkeypatch.setattr(cpu, "LARGE", 1000)
     loaded = []

@@ -198,7 +198,6 @@ def test_large_pictures_are_scaled_first(tmp_path):
 
 
 def test_encoded_videos_are_a_data_set(videos, tmp_path):
-    """Up to the last half second: every sample can be read. Another rate is refused."""
     encode(videos, tmp_path / "features")
     name = Path(videos[0]).stem
     features = Store(tmp_path, {}).find(name)

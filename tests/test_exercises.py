@@ -1,7 +1,5 @@
-"""EXERCISES.md keeps its promises. With --slow, each change is made in a copy, the kitchen is narrated
-and the named tests are run there. Where a reader writes the lines, the first diff of a section takes
-them away, and the second one is an answer.
-"""
+"""EXERCISES.md keeps its promises. With --slow, each change is made in a copy, and the named tests
+are run there. Where a reader writes the lines, a second diff is an answer."""
 import re
 import shutil
 import subprocess
@@ -55,8 +53,6 @@ def promised(section: str) -> tuple[list[str], list[str]]:
 
 
 class Copy:
-    """A copy of the repository, with the change of a section."""
-
     def __init__(self, folder, section: str | None):
         self.folder = folder
         ignored = shutil.ignore_patterns("__pycache__", "*.mp4")

@@ -42,7 +42,6 @@ def room_of(path) -> str:
 
 
 def floor(name: str) -> int:
-    """The number of the line of FLOORS on which a module stands."""
     for number, names in enumerate(FLOORS):
         if any(name == other or name.startswith(other + ".") for other in names):
             return number

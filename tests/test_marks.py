@@ -68,7 +68,6 @@ def scaled(file):
 
 
 def with_one(name, file):
-    """One number of the middle row or frame of a tensor is another one."""
     def change(tensors):
         rows = tensors[name]
         rows[len(rows) // 3].view(-1)[1] += 1
@@ -81,7 +80,6 @@ def another_rate_of_positions(at):
 
 
 def another_film(at):
-    """Of the same name and size."""
     file = at / "own" / "a.mp4"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
 
@@ -156,7 +154,6 @@ def test_what_says_nothing_is_told_once(made, tmp_path, no_java):
 
 @pytest.mark.parametrize("whole", [0, 1e9])
 def test_features_of_a_set_of_any_size(made, tmp_path, monkeypatch, capsys, whole):
-    """All frames of a small one, dates of a large one, which is told."""
     monkeypatch.setattr(seal, "WHOLE", whole)
     shutil.copytree(made, tmp_path / "at")
     file = tmp_path / "at" / "own" / "features" / "a.safetensors"

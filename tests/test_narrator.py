@@ -129,7 +129,6 @@ def test_nothing_is_on_another_device():
 
 
 def test_a_training_step_over_a_bf16_base_with_grouped_queries():
-    """LoRA, connector and memory stay fp32 and learn."""
     model = tiny(llm=grouped(torch.bfloat16))
     x, narrations = video(model)
     optimizer = torch.optim.AdamW(model.trainable().values(), lr=1e-2)
@@ -190,7 +189,6 @@ def test_merged_lora_is_lora(dtype):
 
 
 def test_the_loss_in_parts_is_the_whole():
-    """Value and gradients. The last part is shorter."""
     torch.manual_seed(0)
     head = torch.nn.Linear(16, 50)
     hidden = torch.randn(70, 16, requires_grad=True)

@@ -28,7 +28,6 @@ from test_train import arguments, epic
 
 
 def of_torchrun(**others) -> dict[str, str]:
-    """The variables of the first of two processes."""
     return {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": "1"} | others
 
@@ -196,7 +195,6 @@ def test_two_evaluations_in_one_folder_do_not_meet(tmp_path):
 
 @pytest.fixture
 def videos(tmp_path):
-    """Four short videos, of which the first is damaged."""
     import numpy as np
     paths = [tmp_path / f"v{n}.mp4" for n in range(4)]
     for n, path in enumerate(paths):

@@ -1,6 +1,4 @@
-"""The published format with the full vocabulary: gradients, probabilities and PEFT, against what
-the published implementation computed. What needs no licensed tokenizer is in method/test_golden.py.
-"""
+"""The published format with the full vocabulary: gradients, probabilities and PEFT."""
 import json
 import shutil
 from contextlib import nullcontext
@@ -61,7 +59,6 @@ def assert_same_logits(of_peft, model):
 
 
 def test_our_checkpoints_load_in_peft(tmp_path):
-    """PEFT's LoRA computes our logits; connector and CLAM are its modules_to_save."""
     peft = pytest.importorskip("peft", reason="peft is not installed")
     model = tiny()
     model.save(tmp_path)

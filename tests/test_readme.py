@@ -77,7 +77,6 @@ def has_file(commit: str, name: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_are_mentioned_exist(page):
-    """Python files, and others of the rooms, today or in a commit that the line names."""
     endings = "html|json|jsonl|md|mp4|png|safetensors|svg"
     for line in PAGES[page].splitlines():
         python = re.findall(r"(?<![\w./])([\w/]+\.py)\b", line)
@@ -195,7 +194,6 @@ def test_every_page_is_linked_from_the_readme():
 
 
 def test_numbers_of_the_readme_are_those_of_the_pages():
-    """The numbers of each row of its results stand in one row of a page that it links."""
     known = []
     for page in ("beyond/experiments/README.md", "docs/speed.md", "toy/README.md"):
         known += [set(row) for row in table_rows(PAGES[page])]

@@ -78,7 +78,6 @@ def test_training_is_streaming_with_smollm2(model):
 
 @needs_clip
 def test_a_real_clip_is_decoded_and_streamed():
-    """10 s of 25 FPS: 20 frames. The toy's narrator has never seen a street."""
     frames = list(Video(BIKES, 2.0))
     assert len(frames) == 20 and frames[0].shape == (272, 640, 3)
     assert frames[0].std() > 20

@@ -50,7 +50,6 @@ def test_the_middle_of_a_long_stream(variant):
     state = memory_after(model, [train.Example(*video(model, 30, (0, 8, 20), seed=5))])
 
     class Late(context_class(model)):
-        """Its counter jumps by 5000 after the prompt."""
         jump = 5000
 
         def feed(self, tokens, x=None):
@@ -227,7 +226,6 @@ def test_explain(tmp_path):
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_other_videos_are_narrated_by_the_published_narrator(cached, tmp_path, monkeypatch):
-    """From the hub's cache, here with the toy's. Where the hub gives nothing, a line says so."""
     write_video(tmp_path / "a.mp4", [np.full((96, 96, 3), 9 * k, np.uint8) for k in range(4)], 2)
     if cached:
         folder = tmp_path / "hub" / "models--zeyun-zhong--flownar-1B-ego4d"
@@ -246,7 +244,6 @@ def test_other_videos_are_narrated_by_the_published_narrator(cached, tmp_path, m
 
 
 def test_the_toy_is_known_by_what_its_files_say(tmp_path):
-    """By the title of a video, or as a copy of the bundled one; and by the encoder of features."""
     toy, bundled = tmp_path / "a.mp4", tmp_path / "b.mp4"
     write_toy(1, 0.1, toy)
     shutil.copy(ROOT / "toy" / "kitchen.mp4", bundled)
@@ -331,7 +328,6 @@ def test_generated_text_cannot_forge_a_cue():
     vtt = vtt_cue(0, 1, text)
     assert vtt.count("-->") == srt_cue(0, 0, 1, text).count("-->") == 1
     assert "<c>" not in vtt and "&lt;c&gt;y" in vtt and "&amp; z" in vtt
-
     model = constant(theta=0.7)
     model.layout.decode = lambda ids: "You\n\nlook \x1b[2J."
     x, _ = video(model, frames=2)

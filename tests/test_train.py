@@ -158,7 +158,6 @@ def whole(tmp_path_factory):
     ({"held_out_at": 0, "error": KeyboardInterrupt, "save_every": 50}, 6),
 ], ids=["killed", "ctrl-c while it validates"])
 def test_resumed_is_as_if_never_interrupted(whole, tmp_path, capsys, monkeypatch, stop, left):
-    """The same losses and weights to the bit; it says where it goes on."""
     expected, expected_losses = whole
     with monkeypatch.context() as patch:
         if stop["error"] is Killed:            # nothing of the process is left to save
@@ -263,7 +262,6 @@ def test_examples_read_only_their_range(tmp_path):
 
 
 def test_a_finished_narrator_is_not_replaced(tmp_path, capsys):
-    """Nor is what was interrupted begun anew."""
     given = given_for(tmp_path)
     out = tmp_path / "out"
     train_command.check_and_train(options_from(**given))
@@ -297,7 +295,6 @@ def test_it_goes_on_in_the_format_in_which_it_began(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("llm, named", [("out/llm", "llm"), ("llm", "{here}/llm")])
 def test_checkpoint_with_a_relative_llm_can_be_moved(tmp_path, monkeypatch, llm, named):
-    """A model inside the checkpoint's folder is named relatively, one elsewhere absolutely."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(TOY / "llm", llm)
     train_command.check_and_train(options_from(**given_for(tmp_path, llm=llm, output="out")))
@@ -309,13 +306,9 @@ def test_checkpoint_with_a_relative_llm_can_be_moved(tmp_path, monkeypatch, llm,
     assert load(str(tmp_path / "moved")).config.vision == nar.Config.vision
 
 
-def parsed(monkeypatch, *line):
-    monkeypatch.setattr(sys, "argv", ["train.py", *line])
-    return train_command.parse()
-
-
 def test_options_know_what_was_given(monkeypatch):
-    options = parsed(monkeypatch, "--data", "toy", "--no-prune", "--no-recall")
+    monkeypatch.setattr(sys, "argv", "train.py --data toy --no-prune --no-recall".split())
+    options = train_command.parse()
     assert options.given.keys() == {"data", "prune", "recall"}
     assert (options.narrator["prune"], options.narrator["last_k"]) == (False, None)
     assert (options.recall, options.batch) == (False, train_command.TOY["batch"])
@@ -447,7 +440,6 @@ def test_what_is_frozen_does_not_change_in_recall(tmp_path, short_kitchens, opti
 
 
 def test_fine_tuning_on_the_toy(tmp_path, short_kitchens):
-    """The checkpoint's own models and settings, the last stage alone, nothing beside it."""
     before = sorted(TOY.rglob("*"))
     train_command.check_and_train(options_from(data="toy", init=str(TOY), output=str(tmp_path), limit=1,
                                      batch=1, epochs=1, lr=1e-9))

@@ -99,7 +99,6 @@ def test_the_narrator_sees_the_past(name):
     model = tiny(memory=name, memory_tokens=15)
     narrations, streamed, parallel = both_ways(model, frames=12)
     assert_same(model, narrations, streamed, parallel)
-
     x, narrations = video(model, at=(0, 9, 12))
     changed_frame = 8 if name == "recent" else 3
     changed = x.clone()

@@ -25,7 +25,6 @@ def routers(model: nar.Narrator) -> dict[str, torch.Tensor]:
 
 
 def decided(llm=None, seed=0, **changes) -> nar.Narrator:
-    """A narrator whose routers have a will: scores of size 1 instead of 0.02."""
     model = tiny(seed, llm=llm, **MOD | changes)
     for p in routers(model).values():
         nn.init.normal_(p, std=0.1)

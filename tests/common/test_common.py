@@ -200,7 +200,6 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, name):
 
 
 def test_what_json_may_hold(tmp_path):
-    """A byte-order mark is no content, nor is an empty line. A text may hold any character."""
     (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf[1]")
     assert read_json(tmp_path / "a.json") == [1]
     rows = [{"text": "one\u2028two\x85"}, {"text": ""}]

@@ -12,16 +12,14 @@ from support.engine import attention
 from beyond.experiments.cost import Operators
 from test_equalities import assert_both_forms_are_one, close, hidden_and_gradients
 
-AT = (0, 3, 9, 15, 16, 22, 24, 26)          # segments of one to six frames, some of them alike
-
-
 def test_a_llama_like_model(monkeypatch):
     assert_both_forms_are_one(tiny(llm=small("Qwen3", num_key_value_heads=1)), monkeypatch)
 
 
 @pytest.mark.parametrize("last_k", [None, 0, 3])
 def test_rows_of_segments_are_those_of_the_mask(last_k):
-    narrations = [(frame, [5] * (1 + frame % 3)) for frame in AT]
+    at = (0, 3, 9, 15, 16, 22, 24, 26)      # segments of one to six frames, some of them alike
+    narrations = [(frame, [5] * (1 + frame % 3)) for frame in at]
     tokens = tiny(memory_tokens=2).layout.sequence(narrations)
     mask = torch.zeros(len(tokens), len(tokens), dtype=torch.bool)
     model = grouped()                       # four heads of queries share two of keys
@@ -64,7 +62,6 @@ def attention_in_one_call(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *
 
 
 def newer(query, key, value, *places, enable_gqa=False, **options):
-    """The same of torch 2.13."""
     assert enable_gqa or query.shape[1] == key.shape[1]
     return attention_in_one_call(query, key, value, *places, **options)
 

@@ -54,7 +54,6 @@ packs = pytest.mark.skipif(not cpu.multiplies_bf16(), reason="this processor doe
     pytest.param(torch.bfloat16, cpu.PackedLinear, 0.02, marks=packs),
 ])
 def test_the_numbers_of_a_stream_stay(any_size, dtype, kind, tolerance):
-    """A head that shares the table of words keeps its weight."""
     llm = grouped(dtype)
     llm.lm_head.weight = llm.get_input_embeddings().weight
     model = tiny(llm=llm).eval()

@@ -71,7 +71,6 @@ def test_loss_and_gradients(changes, largest_mask, monkeypatch):
 
 @pytest.mark.parametrize("heads, kv_heads", [(32, 8), (9, 3)])
 def test_all_segments_in_one_call(heads, kv_heads):
-    """In bfloat16, heads of 64: output and gradients of the loop on 20 random layouts."""
     model = small("Llama", hidden_size=64 * heads, num_attention_heads=heads,
                   num_key_value_heads=kv_heads, head_dim=64).to("cuda", torch.bfloat16)
     chance = random.Random(0)

@@ -74,7 +74,6 @@ def test_numbers_that_float16_does_not_have(tmp_path):
 
 
 def without_words(folder):
-    """transformers then makes a tokenizer that turns each text into nothing."""
     (folder / "tokenizer.json").unlink()
     with_entries("tokenizer_config.json", tokenizer_class="LlamaTokenizer")(folder)
 
@@ -140,7 +139,6 @@ def test_kernels_that_settings_name_are_not_used(tmp_path, kind, loads, kernel, 
 ], ids=str)
 @pytest.mark.parametrize("whole", [False, True])
 def test_settings_of_a_preprocessor(tmp_path, changes, says, whole):
-    """As transformers 4 writes them, and as 5 does, which are taken first."""
     settings = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3} | changes
     file = tmp_path / ("processor_config.json" if whole else "preprocessor_config.json")
     file.write_text(json.dumps({"image_processor": settings} if whole else settings))

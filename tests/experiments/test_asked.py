@@ -13,8 +13,7 @@ from support.files.narrations import Sentence
 from test_evaluate import command, write
 from toy import world
 
-EGO4D = ROOT / "tests" / "golden" / "data" / "ego4d"
-SUMMARIES = EGO4D / "annotations" / "segment_summaries.json"
+SUMMARIES = ROOT / "tests/golden/data/ego4d/annotations/segment_summaries.json"
 TEMPLATE = ("{% for m in messages %}[{{ m.content }}]{% endfor %}"
             "{% if add_generation_prompt %}Assistant:{% endif %}"
             "{% if not enable_thinking %} You{% endif %}")

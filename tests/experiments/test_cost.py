@@ -31,7 +31,6 @@ def test_bytes_in_use_are_those_of_all_that_a_stream_keeps(changes, monkeypatch)
 
 @torch.no_grad()
 def test_macs_are_those_of_the_layers():
-    """By the sizes of the layers. VideoLLM-MoD saves linear layers of tokens that it skips."""
     online = tiny(**ONLINE).merge()
     layers = sum(p.numel() for name, p in online.llm.named_parameters()
                  if "layers" in name and p.dim() == 2)
@@ -55,7 +54,6 @@ def test_the_variants_of_a_stream(monkeypatch):
 
 
 def printed(*options) -> dict[str, float]:
-    """The numbers of a table with one column."""
     lines = [line.rsplit(maxsplit=1) for line in run_cost(*options).splitlines()]
     return {label: float(number) for label, number in lines}
 

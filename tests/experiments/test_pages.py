@@ -26,7 +26,6 @@ LOOK = "--look experiments/base/look.safetensors"
 
 
 def cell(numbers: list[float]) -> str:
-    """The mean over trainings, with the standard deviation where there are several."""
     mean = np.mean(numbers)
     shown = f"{mean:.3f}" if abs(mean) < 100 else f"{mean:.1f}"
     if len(numbers) == 1:
@@ -40,7 +39,6 @@ def training_of(line: dict, file: str) -> str:
 
 
 def cells_of(file: str, trainings: list[str]) -> set[str]:
-    """What a table may show of a file and of these trainings."""
     numbers = defaultdict(list)                # of the seeds
     for line in read_jsonl(RESULTS / f"{file}.jsonl"):
         if training_of(line, file) in trainings:
@@ -92,7 +90,6 @@ def test_the_options_of_a_training_are_those_of_its_results():
 
 
 def test_numbers_of_the_text_are_in_the_tables():
-    """Those with three digits after the point, and intervals, with either sign."""
     shown = set(re.findall(r"\d\.\d+", (ROOT / "toy" / "README.md").read_text()))
     intervals = set()
     for _, block in TABLES:

@@ -39,7 +39,6 @@ def on_frames(narrations, duration, notes):
 
 
 def heard(sample):
-    """[(seconds, text)] of each annotator."""
     return [[(sentence.time, sentence.text) for sentence in sentences]
             for sentences in sample.annotators]
 
@@ -99,7 +98,6 @@ def test_egoexo4d(tmp_path):
 
 
 def test_a_part_of_a_data_set(tmp_path, capsys):
-    """Training takes the videos that have features, and counts the others. Evaluation needs all."""
     rows = {f"v{n}": [{"time": 1, "text": "a"}] for n in range(5)}
     for split in ("train", "val"):
         write(tmp_path / "annotations" / f"refined_{split}_narrations.json", rows)
@@ -130,7 +128,6 @@ def test_what_is_corrected_is_counted(tmp_path, capsys, streaming):
 
 
 def benchmarks(root, val=(), test=()):
-    """The files of all of Ego4D's benchmarks, which list these videos."""
     for benchmark, key in annotations.BENCHMARKS.items():
         write(root / "annotations" / f"{benchmark}_val.json",
               {key: [{"video_uid": video} for video in val]})

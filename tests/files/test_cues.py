@@ -159,7 +159,6 @@ def test_json_of_another_kind_is_refused(tmp_path, content):
 
 
 def test_two_streams_in_one_file_are_refused(tmp_path):
-    """As a camera appends them, without --state."""
     live = Input(source_of("camera"), "", {form: str(tmp_path / f"b.{form}")
                                            for form in ("jsonl", "srt", "vtt")})
     for _ in range(2):
@@ -203,7 +202,6 @@ def random_rows(seed: int) -> list[dict]:
 
 
 def written(folder, rows) -> dict:
-    """{form: file} of rows as stream.py writes them."""
     files = {form: str(folder / f"a.{form}") for form in ("jsonl", "srt", "vtt")}
     with Writers(Input(source_of("a.mp4"), "", files)) as writers:
         for row in rows:

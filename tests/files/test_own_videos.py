@@ -230,7 +230,6 @@ def test_placed_on_frames(tmp_path, capsys):
     ([time / 60 for time in range(3, 99, 4)], "24 narrations on 4 frames"),    # minutes
 ])
 def test_narrations_that_are_not_of_the_video_are_refused(tmp_path, times, message):
-    """Those before its start, beyond its end by more than a frame, or of which half share a frame."""
     rows = [{"time": time, "text": "You cut."} for time in times]
     make_folder(tmp_path, {"a": 200})
     (tmp_path / "a.csv").unlink()
@@ -249,7 +248,6 @@ def test_split_by_share(tmp_path):
     assert 1 <= len(for_validation) <= 8
     make_folder(folder, {f"w{n}": 20 for n in range(20)})
     assert set(names(folder, "val")) >= set(for_validation)
-
     pair = make_folder(tmp_path / "pair", {"a": 20, "b": 20})
     assert len(names(pair, "val")) == 1
     assert {*names(pair, "train"), *names(pair, "val")} == {"a", "b"}

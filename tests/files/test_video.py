@@ -280,7 +280,6 @@ def test_an_empty_packet_shows_the_picture_before_again(tmp_path):
 
 @pytest.mark.parametrize("seconds", [0.4, 2.5])
 def test_joined_clips(tmp_path, capsys, seconds):
-    """Of a camera that records when something moves: each has a clock of its own."""
     count = round(10 * seconds)
     clips = []
     for k in range(0, 60, count):
@@ -296,7 +295,6 @@ def test_joined_clips(tmp_path, capsys, seconds):
 
 @pytest.mark.parametrize("name, seconds", [("a.mp4", 7200), ("a.ts", 2)])
 def test_one_wrong_time_moves_its_picture_alone(tmp_path, name, seconds):
-    """The end is there, too, whatever duration the file states."""
     times = steady(100, 10)
     record(tmp_path / f"right-{name}", times, bframes=0)
 
@@ -350,7 +348,6 @@ def test_a_film_behind_another_one_is_reported(tmp_path, capsys, name):
 
 @pytest.mark.parametrize("name, gap", [("a.mkv", 30 * 86400), ("a.mp4", 5000), ("a.ts", 5000)])
 def test_a_gap_too_long_to_be_true_is_left_out_and_reported(tmp_path, capsys, name, gap):
-    """A file of 2 kB does not become millions of frames."""
     times = steady(12, 2)
     times[4:] = [time + gap for time in times[4:]]
     video = Video(record(tmp_path / name, times, bframes=0))

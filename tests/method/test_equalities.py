@@ -134,7 +134,6 @@ def hidden_and_gradients(model, x, narrations):
 
 
 def assert_both_forms_are_one(model, monkeypatch):
-    """With a mask [L, L], and without."""
     # segments of one to six frames, some of them alike
     x, narrations = video(model, 30, (0, 3, 9, 15, 16, 22, 24, 26))
     monkeypatch.setattr(nar, "LARGEST_MASK", 10 ** 9)
@@ -238,7 +237,6 @@ def test_the_rule_is_one_place(monkeypatch):
     rule = nar.visible
 
     def two_segments(tokens, now, *more):
-        """Frames of the last segment are visible, too."""
         is_visual = torch.tensor(tokens.kind) == nar.VISUAL
         last_frames = is_visual & (torch.tensor(tokens.segment) == now - 1)
         return rule(tokens, now, *more) | last_frames
@@ -251,8 +249,6 @@ def test_the_rule_is_one_place(monkeypatch):
 
 
 class MemoryLast(nar.Layout):
-    """The memory of the past at the end of each segment instead of its beginning."""
-
     def opening(self, n):
         tokens = nar.Tokens().add([self.eot], nar.NARRATION, segment=n, number=n - 1, learn=True)
         tokens.add(self.newline, nar.NARRATION, segment=n, number=n - 1)
@@ -268,7 +264,6 @@ class MemoryLast(nar.Layout):
 
 
 def test_the_layout_is_one_place():
-    """Move the memory to the end of the segment in Layout, and training is still streaming."""
     model = tiny(last_k=2)
     _, _, before = both_ways(model, frames=18)
     model.layout = MemoryLast(model.layout.tokenizer, model.config.J, model.config.memory_tokens)

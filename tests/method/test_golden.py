@@ -1,5 +1,4 @@
-"""tests/golden: what the published implementation computed (docs/differences.md): CLAM (§3.3), its
-narrations (§3.4), its mask and its teacher forcing (§3.5), its scores (§4.1, App. B.5).
+"""tests/golden: what the published implementation computed (docs/differences.md).
 
 Its language model knows 64 words only. That changes no narration, no cache, no mask, no difference
 of logits; but the words left out held up to 0.5 % of the probability, so probabilities and losses

@@ -1,8 +1,5 @@
-"""What is learned, the loss and the loop (§3.5, App. B.6).
-
-Labels are the next tokens, ours and those of the authors' code; the loss is a mean of means; the
-optimizer sees the schedule and clipped gradients.
-"""
+"""What is learned, the loss and the loop (§3.5, App. B.6): labels are the next tokens, ours and those
+of the authors' code; the loss is a mean of means."""
 import math
 
 import pytest

@@ -1,6 +1,4 @@
-"""Teacher-forced evaluation (§4.1): PPL, TimeDiff, Fluency and LM-Correctness are those of whole
-forwards through the language model, one for each frame and each segment.
-"""
+"""Teacher-forced evaluation (§4.1) is that of whole forwards, one for each frame and segment."""
 import pytest
 import torch
 
@@ -54,7 +52,6 @@ def after_frame(model, x, narrations, n, frame):
 
 
 def assert_segments_go_on(model, x, narrations):
-    """`later_frames` gives the hidden states of whole forwards."""
     cache = context_class(model)(model).cache
     _, _, tokens = model(x, narrations, cache=cache)
     cache.tokens += tokens
@@ -77,7 +74,6 @@ def assert_segments_go_on(model, x, narrations):
 ], ids=str)
 @torch.no_grad()
 def test_segments_go_on_from_the_keys_and_values(variant):
-    """One forward for all late segments gives the hidden states of a whole forward for each."""
     model = tiny(**variant)
     assert_segments_go_on(model, *video(model, frames=24, at=(0, 3, 9, 15, 16)))
 

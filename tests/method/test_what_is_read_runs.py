@@ -24,7 +24,6 @@ OF_TRAINING = {
 
 
 def printed(source: str) -> str:
-    """What the command prints of an input on stdout."""
     code, out, errors = outcome(stream_command, [source])
     assert code == 0, errors
     return out

@@ -21,7 +21,6 @@ def plain(model, x):
 
 
 def count_passes(model):
-    """A list that gets the number of tokens of each pass of the language model."""
     lengths = []
     run = model.run
 
@@ -41,7 +40,6 @@ def test_the_same_stream_in_fewer_passes(variant):
     steps = plain(model, x)
     plain_passes = list(passes)
     assert sum(step.narration is not None for step in steps) > 4
-
     for lookahead, guesses in ((1, 3), (8, 2)):
         passes.clear()
         ahead = narrate(model, x, lookahead=lookahead, guesses=guesses)
@@ -83,7 +81,6 @@ def test_a_stream_without_frames():
 
 @pytest.mark.slow
 def test_compiled():
-    """--compile gives the plain numbers, and each pass is one graph."""
     model, x = lively(small("Llama", num_hidden_layers=1), frames=10, last_k=2)
     steps = plain(model, x)
     torch._dynamo.reset()

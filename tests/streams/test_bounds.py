@@ -32,7 +32,6 @@ def restarts_of(model, steps) -> list[int]:
 
 
 def narrate_with_restarts(model, x, asked, context, given=None):
-    """The Decisions, with restarts asked for before these frames."""
     steps = []
     for step in narrate(model, x, given=given, context=context):
         steps.append(step)
@@ -109,7 +108,6 @@ def test_lookahead_and_bounds(changes):
     assert plain.restarts > 2
     assert sum(step.narration is not None for step in steps) > 3
     assert bool(plain.rewound) == bool(model.config.max_position)
-
     ahead = open_stream(model, lookahead=5)
     assert_same_stream(narrate_with_restarts(model, x, (17, 26), ahead), steps)
     assert (ahead.restarts, ahead.rewound) == (plain.restarts, plain.rewound)
@@ -246,7 +244,6 @@ def test_positions_that_the_model_was_not_made_for(capsys):
 
 @pytest.mark.slow
 def test_darkness_in_the_kitchen():
-    """A minute without light, and of a still picture: none is said, and what follows stays."""
     narrator = load(str(TOY)).merge()
     live_bounds(narrator)
     encode = narrator.vision_encoder()

@@ -178,7 +178,6 @@ def check_wall(rows):
 
 
 def test_refused(server, monkeypatch):
-    """A wrong password, and a server that takes the connection and never answers."""
     with pytest.raises(BadData) as error:
         next(iter(Camera(server.url.replace("secret", "wrong"))))
     address = f"rtsp://{server.address}/..."

@@ -91,7 +91,6 @@ def page_of(source: str = "rtsp://user:secret@10.0.0.7/door?password=x") -> serv
 
 
 def feed(page: serve.Page, trace: list[dict], said: list[dict]):
-    """Tell a page rows of a trace with their sentences."""
     page.record.sizes = {"prompt": 41, "memory": 12, "frame": 11}
     narrations = {narration["frame"]: narration for narration in said}
     for row in trace:
@@ -284,7 +283,6 @@ def test_what_the_memory_knows(tab, trace, said):
 
 
 def test_tour(kitchen, browser):
-    """Each stop says what is to see there. Nothing moves; a small window has the caption in sight."""
     tab = browser.open((kitchen / "page.html").as_uri(), 1366, 650)
     tab.wait(VIDEO_READY)
     tops = ("['#tour', '#stage', '#memory', '#context', '#curves'].map("
@@ -534,7 +532,6 @@ def test_no_other_page_may_show_the_camera(headers, code):
 
 
 def listener(url: str, after: int) -> socket.socket:
-    """A client that has asked for events, and reads none yet."""
     host, port = host_and_port(url)
     client = socket.create_connection((host, port))
     client.sendall(f"GET /events?after={after} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())

@@ -25,10 +25,6 @@ from support.files.sources import source_of
 from test_commands import call
 from test_live import arguments, at_every_frame, narrate_live
 
-ONLINE = {"memory": "none", "prune": False}
-BOUNDS = {"max_segment": 1.5, "max_position": 150}
-
-
 def narrate_in_parts(model, x, path, share, lookahead, restarts=()):
     """Narrate frames; save the stream at a random share of the moments when it can be saved, and go
     on from the file -> what must be equal of the Decisions, and the Context of each part.
@@ -58,9 +54,9 @@ def narrate_in_parts(model, x, path, share, lookahead, restarts=()):
 @pytest.mark.parametrize("lookahead, changes", [
     (4, {"readout": "cls", "keep_newline": True, "last_k": 1}),
     (4, {"last_k": 0, "narration_memory": 4}),
-    (3, ONLINE | {"mod_keep": 0.4}),
+    (3, {"memory": "none", "prune": False, "mod_keep": 0.4}),
     # saved after positions were turned back, and in the middle of a restarted segment
-    (2, BOUNDS | {"last_k": 2}),
+    (2, {"max_segment": 1.5, "max_position": 150, "last_k": 2}),
 ], ids=str)
 def test_bit_by_bit(tmp_path, lookahead, changes):
     is_bounded = "max_segment" in changes
@@ -147,7 +143,6 @@ class Half:
         return stream.decisions(self.model, None, self.args)
 
     def stop_after(self, count):
-        """Narrate so many frames, and end without a last save."""
         steps = self.decisions()
         assert len(list(islice(steps, count))) == count
         steps.close()
@@ -163,7 +158,6 @@ class Half:
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
-    """A stream that ended after 19 of 40 frames."""
     folder = tmp_path_factory.mktemp("half")
     model, x = lively(grouped(), frames=40, last_k=2, max_new_tokens=4)
     model.merge()
@@ -185,7 +179,6 @@ def half(template, tmp_path, monkeypatch):
 
 
 def test_what_may_differ(half):
-    """Thresholds and bounds; names of models; the number format; the place of the source."""
     moved = half.folder / "moved" / "z.safetensors"
     moved.parent.mkdir()
     half.source.rename(moved)
@@ -268,7 +261,6 @@ def test_a_file_that_is_no_state_is_refused(half, damage, message):
 
 
 def test_a_damaged_byte_is_refused(half):
-    """Wherever it is in the file: in the header of safetensors, the numbers or the tensors."""
     intact = half.state.read_bytes()
     numbers = random.Random(0)
     for place in [*range(8), *numbers.sample(range(len(intact)), 100)]:
