@@ -32,7 +32,7 @@ from beyond.streams.subtitles import Writers, srt_cue, timestamp, vtt_cue
 from support.common.disk import read_json, read_jsonl as rows_of
 from support.engine.folders import fetched
 from support.common.errors import BadData
-from support.common.locks import locked
+from support.common.locks import lock_opened, locked
 from support.common.options import DEFAULT_MODEL
 from support.common.text import one_line
 from support.files.sources import source_of
@@ -295,10 +295,12 @@ def test_no_two_runs_write_one_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x").write_text("of the first")
     (tmp_path / "link").symlink_to("x")
-    with locked(tmp_path, "x"):
-        for output in ("--state=x", "--jsonl=link"):
+    (tmp_path / "hard").hardlink_to("x")
+    with locked(tmp_path, "x"), open("x") as file:
+        lock_opened(file)
+        for output in ("--state=x", "--jsonl=link", "--jsonl=hard"):
             given = [features("x.safetensors", 2), f"--model={TOY}", output]
-            assert_refused(given, "another run is writing x")
+            assert_refused(given, "another run is writing")
     assert (tmp_path / "x").read_text() == "of the first"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from support.common.disk import check_apart, check_writable
 from support.common.errors import BadData
-from support.common.locks import locked
+from support.common.locks import lock_opened, locked
 from support.common.options import DEFAULT_MODEL
 from support.common.text import without_controls
 from support.files.own_videos import NARRATIONS
@@ -76,6 +76,8 @@ def files_locked(given: Input) -> Iterator[None]:
             path = Path(os.path.realpath(file))             # a link, and the file itself
             if path.is_file() or not path.exists():         # no pipe, nor /dev/null
                 stack.enter_context(locked(path.parent, path.name))
+            if path.is_file():                              # by its other names (hard links), too
+                lock_opened(stack.enter_context(path.open("a")))
         yield
 
 

@@ -29,6 +29,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 
@@ -37,7 +38,7 @@ from beyond.streams.bounds import Bounded
 from beyond.streams.inputs import WRITTEN, Input
 from beyond.streams.live import Camera, uptime
 from beyond.streams.subtitles import Writers, hash_of_end, written_since
-from support.common.disk import expecting, write_tensors
+from support.common.disk import expecting, parse_json, write_tensors
 from support.common.errors import BadData, first_line
 from support.common.progress import say
 from support.common.seal import (
@@ -206,7 +207,7 @@ def read_state(path: str | Path) -> tuple[dict, dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
         if about["digest"] != digest_of_state(about["state"], tensors):
             raise ValueError("its digest differs")
-        header = json.loads(about["state"])
+        header = parse_json(about["state"])
         if header["format"] != FORMAT:
             raise ValueError(f"it has format {header['format']}, not {FORMAT}")
     except Exception as error:                  # a damaged file can raise nearly anything
@@ -231,20 +232,36 @@ def pack(context: Bounded) -> tuple[dict, dict[str, Tensor]]:
     return numbers, tensors
 
 
+def check(is_right: bool, what: str) -> None:
+    if not is_right:
+        raise ValueError(f"its {what}")
+
+
 def unpack(context: Bounded, numbers: dict, tensors: dict[str, Tensor]) -> None:
-    """Load what `pack` gave into a new Context."""
+    """Load what `pack` gave into a new Context. ValueError if it gave something else."""
     llm = context.narrator.llm
+    heads = llm.config.num_key_value_heads
     for name in NUMBERS:
+        begun = getattr(context, name)
+        check(begun is None or type(numbers[name]) is type(begun), name)
         setattr(context, name, numbers[name])
     for name in LISTS:
-        getattr(context, name).extend(numbers[name])
+        getattr(context, name).extend(map(int, numbers[name]))
+    check(all(0 <= word < llm.config.vocab_size for word in context.words), "words")
     for name in TENSORS + context.FURTHER_TENSORS:
+        begun = getattr(context, name)
+        check(tensors[name].shape == begun.shape and tensors[name].dtype == begun.dtype, name)
         setattr(context, name, tensors[name].to(llm.device))
+    tokens = Tokens(**numbers["tokens"])
+    check(len(tokens) > 0, "tokens")
+    # else a TypeError or ValueError: lists of whole numbers, of one length
+    torch.tensor(list(asdict(tokens).values()), dtype=torch.int64)
     for layer in range(numbers["layers"]):
         keys = tensors[f"keys.{layer}"].to(llm.device, llm.dtype)
         values = tensors[f"values.{layer}"].to(llm.device, llm.dtype)
+        check(keys.shape == values.shape and keys.shape[1] == heads, "keys and values")
         context.cache.update(keys, values, layer)
-    context.cache.tokens = Tokens(**numbers["tokens"])
+    context.cache.tokens = tokens
 
     context.next_tokens = None
     if numbers["opens"]:

@@ -3,6 +3,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from filelock import FileLock, Timeout
 
@@ -11,6 +12,19 @@ from support.common.errors import BadData
 
 class Locked(BadData):
     """Another run is at work there."""
+
+
+def lock_opened(file: TextIO) -> None:
+    """Until an open file is closed, no other run writes into it, by whatever name. Locked if one does.
+    """
+    try:
+        import fcntl                             # Windows has none
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Locked(f"{file.name}: another run is writing it by another name; wait for it, or choose "
+                     f"another file") from None
+    except (ImportError, OSError):               # a disk that knows no locks: as if there were none
+        return
 
 
 @contextmanager

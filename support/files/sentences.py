@@ -43,8 +43,8 @@ class Notes:
     def add(self, what: str, n: int = 1, place: str | None = None) -> None:
         if n > 0:
             self.counts[what] += n
-        if n > 0 and place:
-            self.places[what].append(place)
+            if place:
+                self.places[what].append(place)
 
     def add_of_file(self, others: Notes, name: str) -> None:
         """What was counted in one file: with its name."""
