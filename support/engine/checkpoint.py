@@ -248,7 +248,7 @@ def load_parameters(parameters: dict[str, Tensor], weights: dict[str, Tensor], f
                                     if parameters[name].shape != weights[name].shape},
         "has no finite numbers in": {
             name for name, weight in weights.items()
-            if not (weight.is_floating_point() and weight.float().isfinite().all())
+            if not (weight.is_floating_point() and weight.sum(dtype=torch.float32).isfinite())
         },
     }
     for problem, names in problems.items():
