@@ -54,8 +54,9 @@ EVERY = 60.0
 # What a Context (stream.py), reading ahead and bounds carry from frame to frame, beside the cache. A
 # baseline's Context names the tensors that it adds. Memory tokens are read anew.
 TENSORS = ("state", "state_to_read")
-NUMBERS = ("position", "segment", "frame", "time", "last_narration_time", "p_skip", "theta",
-           "segment_start", "start_time", "restart_asked", "restarts", "rewound")
+NUMBERS = ("position", "segment", "frame", "time", "last_narration_time", "segment_start",
+           "start_time", "restart_asked", "restarts", "rewound")
+SHOWN = ("p_skip", "theta")             # of the latest frame; None before the first
 LISTS = ("words", "narration_starts")
 
 
@@ -220,7 +221,7 @@ def read_state(path: str | Path) -> tuple[dict, dict[str, Tensor]]:
 def pack(context: Bounded) -> tuple[dict, dict[str, Tensor]]:
     """The numbers (for JSON) and the tensors of a Context with nothing read ahead."""
     cache = context.cache
-    numbers = {name: getattr(context, name) for name in NUMBERS}
+    numbers = {name: getattr(context, name) for name in NUMBERS + SHOWN}
     numbers |= {name: list(getattr(context, name)) for name in LISTS}
     numbers["opens"] = context.next_tokens is not None
     numbers["layers"] = len(cache.keys)
@@ -232,35 +233,30 @@ def pack(context: Bounded) -> tuple[dict, dict[str, Tensor]]:
     return numbers, tensors
 
 
-def check(is_right: bool, what: str) -> None:
-    if not is_right:
-        raise ValueError(f"its {what}")
-
-
 def unpack(context: Bounded, numbers: dict, tensors: dict[str, Tensor]) -> None:
-    """Load what `pack` gave into a new Context. ValueError if it gave something else."""
+    """Load what `pack` gave into a new Context. What is no such thing is a TypeError or ValueError."""
     llm = context.narrator.llm
-    heads = llm.config.num_key_value_heads
     for name in NUMBERS:
-        begun = getattr(context, name)
-        check(begun is None or type(numbers[name]) is type(begun), name)
+        kind = type(getattr(context, name))
+        setattr(context, name, kind(numbers[name]))
+    for name in SHOWN:
         setattr(context, name, numbers[name])
     for name in LISTS:
         getattr(context, name).extend(map(int, numbers[name]))
-    check(all(0 <= word < llm.config.vocab_size for word in context.words), "words")
+    is_right = all(0 <= word < llm.config.vocab_size for word in context.words)
     for name in TENSORS + context.FURTHER_TENSORS:
         begun = getattr(context, name)
-        check(tensors[name].shape == begun.shape and tensors[name].dtype == begun.dtype, name)
-        setattr(context, name, tensors[name].to(llm.device))
-    tokens = Tokens(**numbers["tokens"])
-    check(len(tokens) > 0, "tokens")
-    # else a TypeError or ValueError: lists of whole numbers, of one length
-    torch.tensor(list(asdict(tokens).values()), dtype=torch.int64)
+        is_right &= tensors[name].shape == begun.shape
+        setattr(context, name, tensors[name].to(begun))
     for layer in range(numbers["layers"]):
         keys = tensors[f"keys.{layer}"].to(llm.device, llm.dtype)
         values = tensors[f"values.{layer}"].to(llm.device, llm.dtype)
-        check(keys.shape == values.shape and keys.shape[1] == heads, "keys and values")
+        is_right &= keys.shape == values.shape and keys.shape[1] == llm.config.num_key_value_heads
         context.cache.update(keys, values, layer)
+    tokens = Tokens(**numbers["tokens"])
+    torch.tensor(list(asdict(tokens).values()), dtype=torch.int64)      # as many of each, all whole
+    if not is_right or len(tokens) == 0:
+        raise ValueError("its words, tokens or tensors are not of this narrator")
     context.cache.tokens = tokens
 
     context.next_tokens = None
