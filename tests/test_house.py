@@ -111,17 +111,17 @@ def test_every_file_says_what_it_is(path):
 # folding two thoughts into one line. A commit that needs more raises the number, and says why.
 BUDGET = {
     "the six files": 15_150,                   # each of them is its script
-    "support": 32_350,                         # trials of models, marks over all bytes
+    "support": 31_550,                         # trials of models, marks over all bytes
     "beyond": 10,                              # a line on what it is
     "beyond/baselines": 4_900,
     "beyond/commands": 11_650,                 # options that say what they need
     "beyond/experiments": 5_900,              # memories alone
-    "beyond/streams": 12_850,                  # the clock of a live stream
+    "beyond/streams": 13_050,                  # the clock of a live stream, values of a state
     "beyond/training": 4_850,                  # model cards
     "docs": 2_600,
     "toy": 9_950,
 }
-WHOLE = 100_700
+WHOLE = 98_300
 
 
 def test_no_room_is_larger_than_its_budget():
