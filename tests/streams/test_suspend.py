@@ -8,6 +8,7 @@ import signal
 import time
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -15,12 +16,14 @@ from safetensors.torch import save_file
 from beyond.commands import data_command, stream_command
 from forks import Forked
 from helpers import ROOT, TOY, grouped, lively, narrate, row_of
+from narrator import Config
 from beyond.streams import suspend
 from beyond.streams.bounds import open_stream
 from beyond.streams.inputs import Input
 from beyond.streams.suspend import digest_of_state, read_state, unpack, write_state
 from support.common.disk import read_jsonl as rows_of
 from support.common.errors import BadData
+from support.files.features import open_frames
 from support.files.sources import source_of
 from test_commands import call
 from test_live import arguments, at_every_frame, narrate_live
@@ -68,6 +71,36 @@ def test_bit_by_bit(tmp_path, lookahead, changes):
     assert len(parts) > 4
     assert sum(narration is not None for _, _, narration, _ in rows) > 2
     assert (parts[-1].restarts > 2 and parts[-1].rewound > 0) == is_bounded
+
+
+class Pictures(list):
+    """In the place of a video."""
+    frames = 9
+
+
+def test_skipped_pictures():
+    """Those after them get the numbers as without a skip, whatever else was encoded with them; and few
+    of the skipped ones are encoded."""
+    pictures = [np.full((4, 6, 3), k, np.uint8) for k in (1, 2, 3, 3, 4, 1, 2, 2, 2)]
+    encoded = []
+
+    def vision(frames):                         # tokens depend on all pictures that share the pass
+        encoded.extend(frames)
+        tokens = frames[:, :1, :2].float()
+        return tokens + 0.01 * tokens.sum()
+
+    def tokens(batch, skip):
+        frames, total, _ = open_frames(source_of("a.mp4"), Config(), vision, batch, skip=skip,
+                                       open_video=lambda *_: Pictures(pictures))
+        assert total == 9
+        return [x.tolist() for x in frames]
+
+    for batch in (1, 3):
+        every = tokens(batch, 0)
+        for skip in range(11):
+            encoded.clear()
+            assert tokens(batch, skip) == every[skip:]
+            assert len(encoded) <= max(0, 9 - skip) + batch - 1
 
 
 OUTPUTS = "jsonl", "srt", "vtt", "trace"
