@@ -26,11 +26,12 @@ from threading import Event, Thread
 
 import av
 import numpy as np
+from av.video.reformatter import VideoReformatter
 
 from support.common.errors import BadData
 from support.common.progress import say_when
 from support.common.text import without_secrets
-from support.files.video import PATIENCE, ToRGB, upright_size, video_stream
+from support.files.video import PATIENCE, to_rgb, upright_size, video_stream
 
 QUEUE = 4                               # pictures that wait for the narrator
 LONGEST_PAUSE = 30                      # seconds between two attempts to open it again
@@ -307,7 +308,7 @@ class Camera:
         file, form, options = self.address
         # whoever writes into a pipe may rest
         timeout = None if self.source == "-" else (patience, patience)
-        to_rgb = ToRGB()
+        reformatter = VideoReformatter()
         self.newest_at = time.monotonic()
         with av.open(file, format=form, options=options, timeout=timeout,
                      metadata_errors="replace") as container:
@@ -319,7 +320,7 @@ class Camera:
                     picture = None
                     if self._is_due(turn):
                         size = upright_size(frame, stream, self.largest)
-                        picture = to_rgb(frame, size)
+                        picture = to_rgb(frame, reformatter, size)
                     yield turn, picture
 
     def _in_turn(self, container, stream) -> Iterator[tuple[av.Packet, float]]:

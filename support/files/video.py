@@ -21,7 +21,6 @@ from tempfile import TemporaryDirectory
 
 import av
 import numpy as np
-from av.filter import Graph
 from av.stream import Disposition
 from av.video.reformatter import VideoReformatter
 
@@ -48,8 +47,14 @@ READ = "a video file, an address (http://, https://) or - (standard input) is re
 UNSPECIFIED = 2
 PQ, HLG = 16, 18
 COLOURS = ("colorspace", "color_primaries", "color_trc")
-# of FFmpeg's filter: HDR's white (203 cd/m2, ITU-R BT.2408) becomes white, and what is brighter
-TO_SDR = "out_primaries=bt709:out_transfer=bt709:intent=relative_colorimetric:flags=bicubic"
+# linear light of BT.2020 and of P3 in the primaries of BT.709
+BT2020 = [[1.6605, -0.5876, -0.0728],
+          [-0.1246, 1.1329, -0.0083],
+          [-0.0182, -0.1006, 1.1187]]
+P3 = [[1.2249, -0.2249, 0],
+      [-0.0421, 1.0421, 0],
+      [-0.0196, -0.0786, 1.0983]]
+TO_BT709 = {1: np.eye(3), 11: P3, 12: P3}      # by FFmpeg's numbers of primaries; others: BT2020
 ENCODER = "libx264"
 # of a small copy: pixels of its longer side, pictures a second, rate factor of H.264
 COPY_SIZE = 480
@@ -95,7 +100,6 @@ class Video:
         self.largest = largest
         self.damaged = 0
         self.leaps = []
-        self._to_rgb = ToRGB()
         self._read = False                     # whether an iteration has begun
         self._broken_off = False               # whether the last that came was an error of reading
         self._timeless = 0                     # pictures without a time of their own
@@ -141,13 +145,14 @@ class Video:
         """
         assert not self._read, "a video is read once; open it again"
         self._read = True
+        reformatter = VideoReformatter()
         index = 0                              # of the next frame to give; its time is index / fps
         with self._container:
             for frame, end in self._shown():
                 picture = None                 # converted only if it is given, and only once
                 while index / self.fps < end - TOLERANCE:
                     if picture is None:
-                        picture = self._converted(frame)
+                        picture = self._converted(frame, reformatter)
                     yield picture
                     index += 1
         # a file that was cut between two packets shows no other sign of it
@@ -162,13 +167,13 @@ class Video:
                 raise BadData(f"{self.name}: broke off before its end; with --state, the same "
                               f"command goes on when the connection is there again")
 
-    def _converted(self, frame: av.VideoFrame) -> np.ndarray:
+    def _converted(self, frame: av.VideoFrame, reformatter: VideoReformatter) -> np.ndarray:
         """A frame as it is given. BadData if FFmpeg cannot convert its colours."""
         for name, of_container in self._colours.items():
             if getattr(frame, name) == UNSPECIFIED:
                 setattr(frame, name, of_container)
         try:
-            return self._to_rgb(frame, self.size)
+            return to_rgb(frame, reformatter, self.size)
         except av.FFmpegError as error:
             raise BadData(f"{self.name}: its colours (matrix {frame.colorspace} of H.273) cannot be "
                           f"converted; BT.601, BT.709 and BT.2020 are read") from error
@@ -402,42 +407,44 @@ def upright_size(frame: av.VideoFrame, stream, largest: int | None) -> tuple[int
     return (width, height) if quarters % 2 else (height, width)
 
 
-class ToRGB:
-    """What makes pictures of the frames of a video."""
+def to_rgb(frame: av.VideoFrame, reformatter: VideoReformatter,
+           size: tuple[int, int]) -> np.ndarray:
+    """A frame as uint8 [H, W, 3], upright; scaled if it has another size than (H, W).
 
-    def __init__(self):
-        self.reformatter = VideoReformatter()
-        self.to_sdr: Graph | None = None       # for HDR, which the other leaves in its colours
+    This is by far the most expensive step after decoding: call it for frames that are kept.
+    """
+    quarters, is_mirrored = turn_of(frame)
+    height, width = size[::-1] if quarters % 2 else size                    # as stored
+    is_scaled = (frame.height, frame.width) != (height, width)
+    scaling = "BICUBIC" if is_scaled else None
+    is_hdr = frame.color_trc in (PQ, HLG)
+    form = "rgb48le" if is_hdr else "rgb24"
+    scaled = reformatter.reformat(frame, width, height, form, interpolation=scaling)
+    rgb = scaled.to_ndarray()                                               # [H, W, 3]
+    if is_hdr:
+        rgb = hdr_to_sdr(rgb, frame.color_trc, frame.color_primaries)
+    if is_mirrored:
+        rgb = rgb[::-1]
+    return np.ascontiguousarray(np.rot90(rgb, quarters))
 
-    def __call__(self, frame: av.VideoFrame, size: tuple[int, int]) -> np.ndarray:
-        """A frame as uint8 [H, W, 3], upright; scaled if it has another size than (H, W).
 
-        This is by far the most expensive step after decoding: call it for frames that are kept.
-        """
-        quarters, is_mirrored = turn_of(frame)
-        height, width = size[::-1] if quarters % 2 else size                # as stored
-        if frame.color_trc in (PQ, HLG):
-            scaled = self.hdr_to_sdr(frame, height, width)
-        else:
-            is_scaled = (frame.height, frame.width) != (height, width)
-            scaling = "BICUBIC" if is_scaled else None
-            scaled = self.reformatter.reformat(frame, width, height, "rgb24", interpolation=scaling)
-        rgb = scaled.to_ndarray()                                           # [H, W, 3]
-        if is_mirrored:
-            rgb = rgb[::-1]
-        return np.ascontiguousarray(np.rot90(rgb, quarters))
-
-    def hdr_to_sdr(self, frame: av.VideoFrame, height: int, width: int) -> av.VideoFrame:
-        """A frame of HDR in the colours of ordinary video, scaled."""
-        if self.to_sdr is None:                # its tables take some seconds
-            graph = self.to_sdr = Graph()
-            source = graph.add_buffer(width=frame.width, height=frame.height, format=frame.format,
-                                      time_base=Fraction(1, 1000))
-            scale = graph.add("scale", f"{width}:{height}:{TO_SDR}")
-            rgb = graph.add("format", "rgb24")
-            graph.link_nodes(source, scale, rgb, graph.add("buffersink")).configure()
-        self.to_sdr.push(frame)
-        return self.to_sdr.pull()
+def hdr_to_sdr(rgb: np.ndarray, transfer: int, primaries: int) -> np.ndarray:
+    """uint16 [H, W, 3] in the colours of HDR (PQ or HLG) -> uint8 in those of ordinary video
+    (BT.709, gamma 2.4). 203 cd/m2 (ITU-R BT.2408) becomes white; what is brighter, too.
+    """
+    to_bt709 = np.float32(TO_BT709.get(primaries, BT2020))
+    x = rgb / np.float32(65535)
+    if transfer == PQ:
+        y = x ** (1 / 78.84375)
+        light = np.maximum(y - 0.8359375, 0) / (18.8515625 - 18.6875 * y)
+        light = 10_000 * light ** (1 / 0.1593017578125)                        # cd/m2
+    else:                                      # as a display of 1000 cd/m2 shows it
+        bright = (np.exp((x - 0.55991073) / 0.17883277) + 0.28466892) / 12
+        scene = np.where(x <= 0.5, x ** 2 / 3, bright)
+        luminance = scene @ (np.float32([0.2126, 0.7152, 0.0722]) @ to_bt709)
+        light = 1000 * scene * luminance[..., None] ** 0.2
+    light = np.clip(light / 203 @ to_bt709.T, 0, 1)
+    return np.round(255 * light ** (1 / 2.4)).astype(np.uint8)
 
 
 def write_video(path: str | Path, frames: Iterable[np.ndarray], fps: float, crf: int = 18,
