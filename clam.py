@@ -319,7 +319,8 @@ def in_pieces(tensors: tuple[Tensor, ...], ends: list[int]) -> tuple[list[Tensor
         bounds += range(begin, end, LONGEST)
     bounds.append(ends[-1])
     lengths = torch.tensor(bounds).diff()
-    is_token = torch.arange(int(lengths.max())) < lengths[:, None]      # [P, l]
+    longest = max(lengths.tolist(), default=0)                          # l; no tokens have no piece
+    is_token = torch.arange(longest) < lengths[:, None]                 # [P, l]
     padded = []
     for tokens in tensors:
         piece = tokens.new_zeros(*is_token.shape, *tokens.shape[1:])

@@ -55,6 +55,14 @@ def test_chunked_is_recurrent(bias, lengths):
     assert_chunked_is_recurrent(make(bias=bias, width=16), lengths)
 
 
+def test_of_no_token_a_read_out_is_that_of_the_first_state():
+    clam = make(width=16)
+    nothing = torch.zeros(1, 0, 16)
+    memory, state = clam.chunked(nothing, torch.tensor([[0]]))
+    assert torch.equal(memory[:, 0], clam.read(clam.initial_state()))
+    assert not state.any()
+
+
 def assert_chunked_is_recurrent(clam, lengths):
     """Memory tokens, last state and gradients of both forms, between read-outs of these lengths."""
     read_at = torch.tensor([lengths]).cumsum(1)
