@@ -29,17 +29,16 @@ from torch import Tensor, nn
 from clam import CLAM
 
 
-class Memory(nn.Module):
-    """What all memories have: a state (one tensor) that absorbs tokens and is read as M tokens. Each
-    has, as CLAM (clam.py),
+class TokenBank(nn.Module):
+    """M tokens that each frame changes, with the methods of CLAM (clam.py).
 
-        initial_state   S_0, before the first frame, for B streams
-        step            absorbs the tokens x [B, L, D] of one frame or several (Alg. 2, line 5)
-        forward         all read-outs of x [B, L, D] after read_at [B, N] tokens: the memory tokens
-                        [B, N, M, D] and the last state
+    `update` gives the new state [B, M, D] after a frame x [B, J, D]. Training takes the same steps
+    as streaming, from read-out to read-out. Places are zero until there is something to put there.
+    In a COUNTED bank a last column says how many tokens each of the M stands for.
     """
     HAS_HEADS = False
     READ_WITHIN_FRAMES = False
+    COUNTED = False
 
     def __init__(self, width: int, M: int = 0, J: int = 1):
         super().__init__()
@@ -48,7 +47,7 @@ class Memory(nn.Module):
         self.J = J                      # tokens of a frame
 
     @classmethod
-    def from_config(cls, config) -> Memory:
+    def from_config(cls, config) -> TokenBank:
         """The memory that a narrator's settings describe (narrator.py: Config)."""
         return cls(config.width, config.memory_tokens, J=config.J)
 
@@ -62,40 +61,14 @@ class Memory(nn.Module):
         """The memory tokens [B, M, D] that the next segment opens with."""
         return state
 
-
-class NoMemory(Memory):
-    """No memory tokens, and nothing to remember."""
-
-    @classmethod
-    def from_config(cls, config) -> NoMemory:
-        return cls(config.width)
-
-    def initial_state(self, batch: int = 1) -> Tensor:
-        return torch.zeros(batch, 0, self.width)
-
-    def step(self, x: Tensor, state: Tensor) -> Tensor:
-        return state
-
-    def forward(self, x: Tensor, read_at: Tensor,
-                state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return x.new_zeros(*read_at.shape, 0, self.width), self.initial_state(len(x))
-
-
-class TokenBank(Memory):
-    """M tokens that each frame changes.
-
-    `update` gives the new state [B, M, D] after a frame x [B, J, D]. Training takes the same steps
-    as streaming, from read-out to read-out. Places are zero until there is something to put there.
-    In a COUNTED bank a last column says how many tokens each of the M stands for.
-    """
-    COUNTED = False
-
     def initial_state(self, batch: int = 1) -> Tensor:
         columns = self.width + 1 if self.COUNTED else self.width
         return torch.zeros(batch, self.M, columns)
 
     def step(self, x: Tensor, state: Tensor) -> Tensor:
-        """ValueError unless x [B, L, D] holds whole frames."""
+        """Absorb the tokens x [B, L, D] of one frame or several (Alg. 2, line 5). ValueError unless
+        these are whole frames.
+        """
         if x.shape[1] % self.J:
             raise ValueError(f"expected frames of {self.J} tokens, got {x.shape[1]} tokens")
         frames = x.float().unflatten(1, (-1, self.J))                   # [B, T, J, D]
@@ -105,6 +78,9 @@ class TokenBank(Memory):
 
     def forward(self, x: Tensor, read_at: Tensor,
                 state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """All read-outs of x [B, L, D] after read_at [B, N] tokens: the memory tokens [B, N, M, D],
+        and the last state.
+        """
         if state is None:
             state = self.initial_state(len(x)).to(x.device)
         ends = read_at.unique()                                         # of all videos, in order
@@ -115,6 +91,17 @@ class TokenBank(Memory):
         memory = self.read(torch.stack(states))                         # [ends + 1, B, M, D]
         videos = torch.arange(len(x))[:, None]
         return memory[torch.searchsorted(ends, read_at), videos], state
+
+
+class NoMemory(TokenBank):
+    """No memory tokens, and nothing to remember."""
+
+    @classmethod
+    def from_config(cls, config) -> NoMemory:
+        return cls(config.width, J=config.J)
+
+    def update(self, x: Tensor, state: Tensor) -> Tensor:
+        return state
 
 
 class RecentFrames(TokenBank):
