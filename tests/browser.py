@@ -71,7 +71,7 @@ class Browser:
         assert "error" not in answer, (method, answer["error"])
         return answer["result"]
 
-    def open(self, url: str, width: int = 1280, height: int = 800):
+    def tab(self, url: str, width: int = 1280, height: int = 800):
         """A new tab with a loaded page, on which nothing moves by itself."""
         self.events = []
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
@@ -88,7 +88,7 @@ class Browser:
         self.wait("document.readyState !== 'loading'")
         return self
 
-    def close(self):
+    def close_tabs(self):
         self.ask("Page.close")
         self.session = None
 

@@ -67,12 +67,12 @@ def chromium():
 @pytest.fixture
 def browser(chromium):
     yield chromium
-    chromium.close()
+    chromium.close_tabs()
 
 
 @pytest.fixture
 def tab(kitchen, browser):
-    tab = browser.open((kitchen / "page.html").as_uri())
+    tab = browser.tab((kitchen / "page.html").as_uri())
     tab.wait(VIDEO_READY)
     return tab
 
@@ -212,7 +212,7 @@ def wait_for_second(tab, second: float, tolerance: float = 0.1):
 
 def test_page(kitchen, said, browser):
     """It opens at a time. Lines, keys and curve seek; the line is lit, the caption shown."""
-    tab = browser.open((kitchen / "page.html").as_uri() + "#t=1:01.5")
+    tab = browser.tab((kitchen / "page.html").as_uri() + "#t=1:01.5")
     tab.wait(VIDEO_READY)
     wait_for_second(tab, 61.5)
     tab.js("window.v = document.querySelector('video'), 0")
@@ -283,7 +283,7 @@ def test_what_the_memory_knows(tab, trace, said):
 
 
 def test_tour(kitchen, browser):
-    tab = browser.open((kitchen / "page.html").as_uri(), 1366, 650)
+    tab = browser.tab((kitchen / "page.html").as_uri(), 1366, 650)
     tab.wait(VIDEO_READY)
     tops = ("['#tour', '#stage', '#memory', '#context', '#curves'].map("
             "e => document.querySelector(e).getBoundingClientRect().top)")
@@ -330,7 +330,7 @@ def test_sentences_without_a_video(kitchen, said, tmp_path, browser):
     content = embedded((kitchen / "page.html").read_text())
     page = tmp_path / "page.html"
     page.write_text(player.make_page("a title", content, "my%20video.mp4"))
-    tab = browser.open(page.as_uri())
+    tab = browser.tab(page.as_uri())
     tab.wait("document.querySelector('#missing').textContent.includes("
              "'The video is not beside this page: there is no my video.mp4.')")
     assert tab.js(SHOWN) == [sentence["text"] for sentence in said]
@@ -378,7 +378,7 @@ def test_hostile_text_stays_text(trace, said, tmp_path, browser):
     page = tmp_path / "page.html"
     source = player.video_source(KITCHEN, page)
     page.write_text(player.make_page(text, told.record.content(), source))
-    tab = browser.open(page.as_uri())
+    tab = browser.tab(page.as_uri())
     tab.wait(VIDEO_READY)
     tab.click("#list button", 1)
     tab.wait(f"{CAPTION} === {json.dumps(text)}")
@@ -401,7 +401,7 @@ def test_live(trace, said, browser, monkeypatch, tmp_path):
     frames = [narration["frame"] for narration in said]
     page = page_of()
     url = serve.serve(page, 0)
-    tab = browser.open(url)
+    tab = browser.tab(url)
     tab.wait(READY + " && document.querySelector('#state').textContent === 'waiting for pictures'")
     feed(page, trace[:frames[12]], said)
     # the page is loaded anew meanwhile
@@ -437,7 +437,7 @@ def test_live_follows_until_an_earlier_moment_is_chosen(trace, said, browser):
             for sentence in said]
     trace = [row | {"time": row["frame"] / 2 + 0.5} for row in trace]
     feed(page, trace[:60], said)
-    tab = browser.open(serve.serve(page, 0))
+    tab = browser.tab(serve.serve(page, 0))
     why = "document.querySelector('#why').textContent"
     tab.wait(READY + f" && {why}.startsWith('Frame 59,')")
     feed(page, trace[60:70], said)
