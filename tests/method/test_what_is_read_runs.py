@@ -78,7 +78,7 @@ def short_kitchen(tmp_path_factory):
     (stream.Context.feed, "self.position = next_position", "pass"),
     # Eq. 2, line 5
     (stream.Context.update_memory, "self.state = memory.step(x[None], before)", "pass"),
-    (CLAM.step, "return self.advance(state, *effect)", "return effect[1]"),
+    (CLAM.step, "return decay[..., None] * state + update", "return update"),
     # M_t = Q S_t, line 17
     (CLAM.read, "return self.norm_m(y + self.mlp(y))", "return torch.zeros_like(y)"),
 ], ids=lambda value: getattr(value, "__qualname__", "-"))
