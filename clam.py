@@ -272,8 +272,8 @@ class CLAM(nn.Module):
     def step(self, x: Tensor, state: Tensor) -> Tensor:
         """Streaming (Alg. 2, line 5): a frame x [B, L, D] -> the new state."""
         assert len(x) == len(state), "each stream has its own state"
-        decay, update = self.absorb(*self.project(x))
-        return decay[..., None] * state + update
+        effect = self.absorb(*self.project(x))                          # decay and update
+        return self.advance(state, *effect)
 
     def chunked(
         self,

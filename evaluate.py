@@ -135,8 +135,8 @@ def evaluate(
     """All measures of a set of videos.
 
     Temporal alignment and pace (Fig. 9) are means over videos. Captions are scored over the pairs of
-    all videos; METEOR (`meteor`) is None where it is not. As in the authors' code, a video without
-    any true narration is left out; BadData if no video is left.
+    all videos; METEOR, which needs Java and seconds, is None unless `with_meteor` asks for it and it
+    can be computed. As in the authors' code, a video without any true narration is left out; BadData if no video is left.
     """
     each = {}
     pairs = {}
@@ -272,7 +272,8 @@ def cider(pairs: list[Pair]) -> list[float]:
             true_sentences_with.update(ngrams(true.split(), n).keys())
     rarity = {gram: log(len(pairs)) - log(sentences)
               for gram, sentences in true_sentences_with.items()}
-    rarest = log(len(pairs))        # an n-gram that no true sentence has is as one that one has
+    # an n-gram that no true sentence has weighs as much as one that a single one has
+    rarest = log(len(pairs))
 
     scores = []
     for true, predicted in pairs:

@@ -318,10 +318,6 @@ class DeltaNet(CLAM):
         """What `absorb` says of tokens: the new state [.., h, c, e]."""
         return state + k.mT @ (own - held @ state)
 
-    def step(self, x: Tensor, state: Tensor) -> Tensor:
-        """Streaming: a frame x [B, L, D] -> the new state."""
-        return self.advance(state, *self.absorb(*self.project(x)))
-
 
 MEMORIES = {
     "clam": CLAM,

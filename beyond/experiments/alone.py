@@ -24,6 +24,7 @@ from support.common.version import commit
 from support.engine.first_weights import start_memory
 from support.files.features import encode_pictures
 from toy import world
+from toy.paint import TYPES
 
 FRAMES = 48
 BATCH = 16
@@ -57,12 +58,19 @@ def tokens_of_kitchens() -> Tensor:
         x += encode_pictures(map(kitchen.render, range(len(kitchen))), vision, 64)
         labels.append(torch.from_numpy(kitchen.labels()[..., world.TYPE]))      # [T, 9]
     x = torch.stack(x)                                                  # [all frames, J, D]
-    labels = F.pad(torch.cat(labels), (1, 0))                           # CLS shows no thing
-    tokens = []
-    for j in range(10):
-        of_type = [x[labels[:, j] == kind, j] if j else x[:, j] for kind in range(7)]
-        tokens.append(torch.stack([some[torch.randint(len(some), (EACH,))] for some in of_type]))
+    labels = torch.cat(labels)
+    cls = x[:, 0]                                                       # it shows no thing
+    tokens = [torch.stack([some_of(cls) for _ in range(1 + len(TYPES))])]
+    for place in range(len(world.PLACES)):
+        of_place = x[:, 1 + place]
+        of_types = [some_of(of_place[labels[:, place] == kind]) for kind in range(1 + len(TYPES))]
+        tokens.append(torch.stack(of_types))
     return torch.stack(tokens)
+
+
+def some_of(tokens: Tensor) -> Tensor:
+    """EACH of them, drawn with replacement."""
+    return tokens[torch.randint(len(tokens), (EACH,))]
 
 
 # of each: its tokens, heads, rate, steps

@@ -126,6 +126,14 @@ def test_the_claims():
     assert total == f"Of {len(rows)} claims: {words}."
 
 
+def test_pages_are_read():
+    """Their words; of the results, without tables and blocks of code."""
+    prose = re.sub(r"```.*?```", "", PAGES[0], flags=re.DOTALL)
+    prose = re.sub(r"^\|.*$", "", prose, flags=re.MULTILINE)
+    assert len(prose.split()) <= 3500
+    assert len((ROOT / "README.md").read_text().split()) <= 1800
+
+
 def git(*words: str) -> subprocess.CompletedProcess:
     return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
 

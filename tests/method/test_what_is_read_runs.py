@@ -18,7 +18,7 @@ from test_readme import code_rows
 
 # what the README's table names for training, or as an oracle
 OF_TRAINING = {
-    "CLAM.recurrent", "CLAM.chunked", "Narrator.forward", "Narrator.parallel", "Narrator.loss",
+    "CLAM.recurrence", "CLAM.chunked", "Narrator.forward", "Narrator.parallel", "Narrator.loss",
     "Tokens.labels", "attention_mask",
 }
 
@@ -78,7 +78,7 @@ def short_kitchen(tmp_path_factory):
     (stream.Context.feed, "self.position = next_position", "pass"),
     # Eq. 2, line 5
     (stream.Context.update_memory, "self.state = memory.step(x[None], before)", "pass"),
-    (CLAM.step, "return decay[..., None] * state + update", "return update"),
+    (CLAM.step, "return self.advance(state, *effect)", "return effect[1]"),
     # M_t = Q S_t, line 17
     (CLAM.read, "return self.norm_m(y + self.mlp(y))", "return torch.zeros_like(y)"),
 ], ids=lambda value: getattr(value, "__qualname__", "-"))
