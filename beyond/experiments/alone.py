@@ -1,6 +1,6 @@
 """What CLAM lacks: memories alone, without a language model (not in the paper).
 
-    python -m beyond.experiments.alone small                    an arm takes 20 seconds of one core
+    python -m beyond.experiments.alone small
     python -m beyond.experiments.alone kitchens --arms clam tied writing delta --seeds 0 1 2
 
 Each place shows a thing or two, one after the other, and is then hidden. A linear map of its memory
