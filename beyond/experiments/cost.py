@@ -1,15 +1,12 @@
-"""What FlowNar costs: operations, memory and time of a stream, and of a training step (§4.1, Fig. 1,
-App. C.3).
+"""What FlowNar costs: operations, memory and time of a stream (§4.1, Fig. 1, App. C.3).
 
     python -m beyond.experiments.cost stream --frames 3000
     python -m beyond.experiments.cost stream --config 1b
-    python -m beyond.experiments.cost training --frames 1200 --variant FlowNar-C
 
-stream      FlowNar, FlowNar-C and the baselines VideoLLM-online and VideoLLM-MoD around one
-            language model, with the same frames and narrations. The narrations are given, and fed
-            word by word, so only the context differs, and in VideoLLM-MoD the tokens that a layer
-            computes. Sizes matter here, values of weights do not. The frames are made beforehand
-training    the loss of one video and its gradient: seconds, memory, and what PyTorch starts for it
+FlowNar, FlowNar-C and the baselines VideoLLM-online and VideoLLM-MoD stream around one language
+model, with the same frames and narrations. The narrations are given, and fed word by word, so only
+the context differs, and in VideoLLM-MoD the tokens that a layer computes. Sizes matter here, values
+of weights do not. The frames are made beforehand.
 
 Bytes in use are those of keys and values in the cache, of CLAM's state and of memory tokens.
 """
@@ -20,11 +17,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import cycle, islice
 from pathlib import Path
-from statistics import median
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import narrator as nar
 import stream
@@ -37,7 +32,6 @@ from support.common.options import (
     DEFAULT_MODEL, Parser, device_option, dtype_option, json_option, positive_int,
 )
 from support.common.progress import progress
-from beyond.training.run import recompute_activations
 from support.engine.frozen import load_tokenizer
 from support.engine.cpu import speed_up
 from support.engine.registry import make_config, new_narrator
@@ -50,16 +44,13 @@ VARIANTS = {                               # the settings in which each one diff
 }
 
 
-# Llamas, as transformers.LlamaConfig has their sizes; the small one has fewer words than Llama 3
+# Llamas, as transformers.LlamaConfig has their sizes
 SIZES = {
-    "small": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 2,
-              "num_attention_heads": 16, "vocab_size": 2000},
     "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
            "num_attention_heads": 32, "vocab_size": 128256},
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
            "num_attention_heads": 32, "vocab_size": 128256},
 }
-SMALL_LORA = {"lora_rank": 16, "lora_alpha": 32}
 EVERY, SENTENCE = 8, 12                    # a narration of so many words every so many frames
 WINDOW = 500                               # frames after which speed and memory are reported
 
@@ -82,14 +73,6 @@ def given_narrations(narrator: nar.Narrator, frames: int) -> dict[int, list[int]
     """{frame: ids}: one of frame 0, and then of the last of every EVERY frames."""
     ids = (narrator.layout.newline * SENTENCE)[:SENTENCE]
     return {t: ids for t in [0, *range(EVERY - 1, frames, EVERY)]}
-
-
-def peak_memory(device: torch.device) -> int:
-    """Peak memory in bytes: of the device on CUDA, else of the process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    import resource                        # not on Windows
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 # ------------------------------------------------------------------------------- a stream
@@ -189,111 +172,26 @@ def run_streams(args: argparse.Namespace) -> None:
         print(json.dumps(results[args.model] if args.model else results))
 
 
-# ------------------------------------------------------------------------------- a training step
-
-class Operators(TorchDispatchMode):
-    """Within it, counts what PyTorch starts: all operators, and of these the kernels, which are no
-    mere views."""
-    operators = 0
-    kernels = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        returned = function._schema.returns
-        self.operators += 1
-        if returned:
-            alias = returned[0].alias_info
-            self.kernels += alias is None or alias.is_write         # also what works in place
-        return function(*args, **(kwargs or {}))
-
-
-def run_training(args: argparse.Namespace) -> None:
-    """The median time of a variant's steps, the peak memory of the process, and the operators and
-    kernels of one more step.
-
-    On a processor, other programs may interrupt a step: only its own time counts there.
-    """
-    device, dtype = device_and_dtype(args.device, args.dtype)
-    torch.manual_seed(0)
-    settings = VARIANTS[args.variant]
-    size = SIZES[args.config]
-    if args.layers:
-        size = size | {"num_hidden_layers": args.layers}
-    if args.config == "small":
-        settings = settings | SMALL_LORA
-    narrator = random_narrator(size, device, dtype, **settings).train()
-    if args.checkpointing:
-        recompute_activations(narrator.llm)
-    config = narrator.config
-    x = torch.randn(args.frames, config.J, config.width, device=device)        # [T, J, D]
-    narrations = list(given_narrations(narrator, args.frames).items())
-    clock = time.process_time if device == "cpu" else time.perf_counter
-
-    def step() -> float:
-        """Its seconds."""
-        narrator.zero_grad()
-        began = clock()
-        loss, learned = narrator.loss(x, narrations)
-        (loss / learned).backward()
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        return clock() - began
-
-    step()                                     # the first one also allocates
-    seconds = [step() for _ in range(args.steps)]
-    costs = {
-        "tokens": len(narrator.layout.sequence(narrations)),
-        "step, s": median(seconds),
-        "peak memory, MB": peak_memory(narrator.llm.device) / 1e6,
-    }
-    with Operators() as counted:
-        step()
-    costs |= {"operators": counted.operators, "kernels": counted.kernels}
-    print_table([(args.variant, costs)])
-    if args.json:
-        print(json.dumps(costs))
-
-
 # ------------------------------------------------------------------------------- the command line
-
-def whole_number(parser: argparse.ArgumentParser, name: str, default: int, meaning: str) -> None:
-    parser.add_argument(f"--{name}", type=positive_int, default=default,
-                        help=f"{meaning} (default {default})")
-
 
 def main() -> None:
     parser = Parser(prog="python -m beyond.experiments.cost", description="What FlowNar costs.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    streams = commands.add_parser("stream", help="a stream of each variant")
-    streams.set_defaults(run=run_streams)
-    whole_number(streams, "frames", 2000, "frames to stream")
-    streams.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS),
-                         metavar="NAME",
-                         help=f"which are measured: {', '.join(VARIANTS)} (default: all)")
-    whole_number(streams, "lookahead", 4, "frames in one pass of the models; 1: live")
-    streams.add_argument("--config", choices=list(SIZES),
-                         help="a Llama of this size with random weights, instead of the toy's")
-    streams.add_argument("--model", metavar="DIR", help="a trained narrator instead")
-
-    training = commands.add_parser("training", help="a training step of a variant (§3.5)")
-    training.set_defaults(run=run_training)
-    whole_number(training, "frames", 400, "frames of the video")
-    whole_number(training, "steps", 3, "steps that are timed")
-    training.add_argument("--layers", type=positive_int, help="of the language model")
-    training.add_argument("--config", choices=list(SIZES), default="small",
-                          help="a Llama of this size, and LoRA of the paper's rank; default: small, "
-                               "two layers of width 1024, and LoRA of rank 16")
-    training.add_argument("--variant", choices=list(VARIANTS), default="FlowNar",
-                          help="default: FlowNar")
-    training.add_argument("--checkpointing", action="store_true",
-                          help="compute activations again in the backward pass")
-
-    for command in (streams, training):
-        json_option(command)
-        device_option(command)
-        dtype_option(command)
+    parser.add_argument("command", choices=["stream"], help="a stream of each variant")
+    parser.add_argument("--frames", type=positive_int, default=2000,
+                        help="frames to stream (default 2000)")
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS),
+                        metavar="NAME",
+                        help=f"which are measured: {', '.join(VARIANTS)} (default: all)")
+    parser.add_argument("--lookahead", type=positive_int, default=4,
+                        help="frames in one pass of the models; 1: live (default 4)")
+    parser.add_argument("--config", choices=list(SIZES),
+                        help="a Llama of this size with random weights, instead of the toy's")
+    parser.add_argument("--model", metavar="DIR", help="a trained narrator instead")
+    json_option(parser)
+    device_option(parser)
+    dtype_option(parser)
     args = parser.parse_args()
-    command_line(lambda: args.run(args))
+    command_line(lambda: run_streams(args))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a stream, a training step and the published size cost."""
+"""What a stream costs."""
 from functools import partial
 
 import pytest
@@ -51,20 +51,3 @@ def test_the_variants_of_a_stream(monkeypatch):
     tokens = [result[name]["largest cache, tokens"] for name in names]
     assert tokens[0] < tokens[1]
     assert all(costs["GMACs"] > 0 and costs["frames/s"] > 0 for costs in result.values())
-
-
-def printed(*options) -> dict[str, float]:
-    lines = [line.rsplit(maxsplit=1) for line in run_cost(*options).splitlines()]
-    return {label: float(number) for label, number in lines}
-
-
-def test_a_training_step():
-    options = ("training", "--frames", 16, "--layers", 1, "--steps", 1,
-               "--device", "cpu", "--variant")
-    flownar = printed(*options, "FlowNar", "--checkpointing")
-    online = printed(*options, "VideoLLM-online")
-    read_outs = 2
-    assert flownar["tokens"] == online["tokens"] + read_outs * (20 + 2)        # with brackets
-    for costs in (flownar, online):
-        assert 0 < costs["step, s"] < 60 and costs["peak memory, MB"] > 0
-        assert 0 < costs["kernels"] < costs["operators"]
