@@ -97,19 +97,23 @@ def precision_recall_f1(iou: np.ndarray) -> dict[str, float]:
 def measure_video(
     truth: NarratedVideo,
     predicted: list[Sentence],
-) -> tuple[dict[str, float], list[tuple[Sentence, str]]]:
-    """Precision, recall and F1 of one video, and its pairs (true sentence, predicted text).
+) -> tuple[dict[str, float | None], list[tuple[Sentence, str]]]:
+    """Precision, recall and F1 of one video, its pace (Fig. 9), and its pairs (true sentence,
+    predicted text).
 
     Each true sentence is paired with the predicted sentence of highest GIoU, however small, or with
     "" if nothing is predicted. Each annotator's narrations make their own segments.
+
+    The pace is narrations a minute, and the mean length of segments in seconds. If the length of the
+    video is not known (`score`), it is the span of the true narrations. The true number is the mean
+    over annotators.
     """
-    sentences = []
-    true_segments = []
-    for annotator in truth.annotators:
-        sentences += annotator
-        true_segments.append(segments([sentence.time for sentence in annotator], truth.origin))
-    predicted_segments = segments([sentence.time for sentence in predicted], truth.origin)
-    iou, giou = overlaps(np.concatenate(true_segments), predicted_segments)
+    annotators = [annotator for annotator in truth.annotators if annotator]
+    sentences = sum(annotators, [])
+    true = np.concatenate([segments([sentence.time for sentence in annotator], truth.origin)
+                           for annotator in annotators])
+    streamed = segments([sentence.time for sentence in predicted], truth.origin)
+    iou, giou = overlaps(true, streamed)
     pairs = []
     for n, sentence in enumerate(sentences):
         text = ""
@@ -117,7 +121,18 @@ def measure_video(
             best = giou[n].argmax()
             text = predicted[best].text
         pairs.append((sentence, text))
-    return precision_recall_f1(iou), pairs
+
+    minutes = (truth.seconds or true.max() - truth.origin) / 60
+    pace = {
+        "narrations_per_minute": None,
+        "segment_s": average(np.diff(streamed)),
+        "true_narrations_per_minute": None,
+        "true_segment_s": average(np.diff(true)),
+    }
+    if minutes > 0:
+        pace["narrations_per_minute"] = len(streamed) / minutes
+        pace["true_narrations_per_minute"] = len(true) / len(annotators) / minutes
+    return precision_recall_f1(iou) | pace, pairs
 
 
 class Evaluation(NamedTuple):
@@ -134,17 +149,16 @@ def evaluate(
 ) -> Evaluation:
     """All measures of a set of videos.
 
-    Temporal alignment and pace (Fig. 9) are means over videos. Captions are scored over the pairs of
-    all videos; METEOR, which needs Java and seconds, is None unless `with_meteor` asks for it and it
-    can be computed. As in the authors' code, a video without any true narration is left out; BadData if no video is left.
+    Temporal alignment and pace are means over videos. Captions are scored over the pairs of all
+    videos; METEOR, which needs Java and seconds, is None unless `with_meteor` asks for it and it can
+    be computed. As in the authors' code, a video without any true narration is left out; BadData if
+    no video is left.
     """
     each = {}
     pairs = {}
     for name, truth in truths.items():
         if any(truth.annotators):
-            alignment, pairs[name] = measure_video(truth, predictions[name])
-            pace = measure_pace(truth, predictions[name])
-            each[name] = alignment | pace
+            each[name], pairs[name] = measure_video(truth, predictions[name])
     if not pairs:
         raise BadData("there is nothing to score: no video has a true narration")
 
@@ -178,29 +192,6 @@ def evaluate(
 def average(values) -> float | None:
     """None if there is nothing to average."""
     return float(np.mean(values)) if len(values) else None
-
-
-def measure_pace(truth: NarratedVideo, predicted: list[Sentence]) -> dict[str, float | None]:
-    """Narrations a minute, and the mean length of segments in seconds (Fig. 9), of one video.
-
-    If the length of the video is not known (`score`), it is the span of the true narrations. The
-    true number is the mean over annotators.
-    """
-    true = np.concatenate([segments([sentence.time for sentence in annotator], truth.origin)
-                           for annotator in truth.annotators])
-    streamed = segments([sentence.time for sentence in predicted], truth.origin)
-    minutes = (truth.seconds or true.max() - truth.origin) / 60
-    annotators = sum(1 for annotator in truth.annotators if annotator)
-    pace = {
-        "narrations_per_minute": None,
-        "segment_s": average(np.diff(streamed)),
-        "true_narrations_per_minute": None,
-        "true_segment_s": average(np.diff(true)),
-    }
-    if minutes > 0:
-        pace["narrations_per_minute"] = len(streamed) / minutes
-        pace["true_narrations_per_minute"] = len(true) / annotators / minutes
-    return pace
 
 
 def by_duration(minutes: dict[str, float]) -> list[tuple[str, list[str]]]:

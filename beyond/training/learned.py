@@ -23,8 +23,8 @@ def stream_beside_truth(
     """
     context = open_stream(narrator, lookahead=4)
     predicted = to_predictions(self_conditioned(narrator, sample, context=context))
-    alignment, pairs = measure_video(sample, predicted)
-    return alignment["recall"] * len(pairs), pairs
+    measures, pairs = measure_video(sample, predicted)
+    return measures["recall"] * len(pairs), pairs
 
 
 def tell_learned(narrator: Narrator, samples: list[Sample], kind: str) -> None:

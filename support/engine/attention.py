@@ -14,7 +14,6 @@ Here is also the loss in pieces, for the same reason: what is as long as a video
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import torch
@@ -52,17 +51,13 @@ class Segments:
         self.rows, self.keys = counts.tolist()              # and how many it sees
         self.bounds = F.pad(counts.cumsum(1), (1, 0)).int().to(llm.device)          # [2, n + 1]
         self.all_keys = seen.nonzero()[:, 1].to(llm.device)
-        self.llm = llm
         self.in_one_call = llm.device.type in GPUS and one_call_is_right(llm)
-
-    @cached_property
-    def masks(self) -> list[Tensor]:
-        """Of each segment, for the loop. Its tokens are the last that it sees."""
-        masks = []
-        for rows, keys in zip(self.rows, self.keys):
-            sees = torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows)
-            masks.append(mask_of_rows(sees, self.llm))
-        return masks
+        self.masks = []                         # of each segment, for the loop
+        if not self.in_one_call:
+            for rows, keys in zip(self.rows, self.keys):
+                # its tokens are the last that it sees
+                sees = torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows)
+                self.masks.append(mask_of_rows(sees, llm))
 
 
 @dataclass
