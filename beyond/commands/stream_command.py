@@ -32,7 +32,7 @@ from beyond.streams.subtitles import Writers, timestamp
 from beyond.streams.suspend import State
 from support.common.devices import device_and_dtype
 from support.common.disk import read_json
-from support.common.errors import BadData, command_line, say_once
+from support.common.errors import BadData, command_line
 from support.common.options import (
     DEFAULT_MODEL, THAT_OF_CHECKPOINT, TOY_TITLE, Parser, add_settings, in_range, model_options,
     needs_of, non_negative_int, positive_float, positive_int, refuse_without_effect, settings_given,
@@ -328,8 +328,8 @@ def load_models(model: str, args: argparse.Namespace,
                       f"kitchen") from error
     dtype = narrator.llm.dtype
     if chooses and dtype == torch.bfloat16:
-        say_once("The language model computes in bfloat16, which is faster on this processor; "
-                 "--dtype float32 is exact")
+        say("The language model computes in bfloat16, which is faster on this processor; "
+            "--dtype float32 is exact")
     encoder = None
     if has_videos:
         encoder = narrator.vision_encoder(dtype)

@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
-from functools import cache
 from threading import RLock, current_thread, main_thread
 from typing import TextIO
 
@@ -59,7 +58,6 @@ def command_line(main: Callable[[], None]) -> None:
 
 def exit_code(main: Callable[[], None]) -> int:
     """Run a command line, and say what went wrong."""
-    say_once.cache_clear()
     if hasattr(sys.stdout, "reconfigure"):               # False if a test has replaced it
         sys.stdout.reconfigure(errors="replace")
     for number in ENDING:
@@ -143,12 +141,6 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
         if came:
             os.kill(os.getpid(), came[0])
-
-
-@cache
-def say_once(text: str) -> None:
-    """Print a line on stderr, but only once in a command."""
-    tqdm.write(text, file=sys.stderr)
 
 
 def drop(stream: TextIO) -> None:

@@ -1,16 +1,19 @@
 """METEOR, a program in Java that pycocoevalcap brings along."""
 import subprocess
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 from tempfile import TemporaryFile
 
-from support.common.errors import say_once
+from support.common.progress import say_as_one
 from support.common.text import one_line
 
 # of any user: numbers with a decimal point, text in UTF-8
 JAVA = ("java", "-Duser.language=en", "-Duser.country=US", "-Dfile.encoding=UTF-8", "-Xmx2G", "-jar")
 METEOR = ("meteor-1.5.jar", "-", "-", "-stdio", "-l", "en", "-norm")
+
+say_problem = cache(say_as_one)     # groups of videos are measured one by one, and have one problem
 
 
 def java_problem() -> str | None:
@@ -31,9 +34,8 @@ def run_meteor(pairs: list[tuple[str, str]]) -> tuple[list[float], float] | None
             return ask_meteor(pairs, messages)
         except (OSError, ValueError) as error:         # Java has ended, or no number came
             messages.seek(0)
-            # groups of videos are measured one by one, and have one problem
             problem = messages.readline().strip() or str(error)
-            say_once(f"METEOR is not computed: {problem}")
+            say_problem(f"METEOR is not computed: {problem}")
             return None
 
 

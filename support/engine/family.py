@@ -14,7 +14,8 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from support.common.errors import BadData, first_line, say_once
+from support.common.errors import BadData, first_line
+from support.common.progress import say_as_one
 from support.engine import attention
 from support.engine.norms import fuse_norms
 
@@ -37,8 +38,8 @@ def check_family(llm: nn.Module) -> bool:
         raise BadData(f"{type(llm).__name__} cannot be a narrator: {first_line(error)[:150]}; use a "
                       f"Llama-like language model") from error
     if not by_segments:
-        say_once(f"the layers of {type(llm).__name__} attend by one mask of all tokens: in training, "
-                 f"long videos take more memory")
+        say_as_one(f"the layers of {type(llm).__name__} attend by one mask of all tokens: in "
+                   f"training, long videos take more memory")
     return by_segments
 
 
@@ -167,5 +168,5 @@ def warn_of_positions(llm: nn.Module, positions: int, what: str) -> None:
     """
     most = most_positions(llm)
     if positions > most:
-        say_once(f"warning: {what} needs more than the {most} positions for which the language "
-                 f"model was made (max_position_embeddings): beyond these it may compute worse")
+        say_as_one(f"warning: {what} needs more than the {most} positions for which the language "
+                   f"model was made (max_position_embeddings): beyond these it may compute worse")

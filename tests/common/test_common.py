@@ -57,9 +57,10 @@ def test_exit_codes(capsys, error, code, line):
 def test_an_end_at_once_leaves_no_semaphore():
     """Python says so where processes are not forked: on macOS, and on Linux from 3.14 on."""
     code = ("import multiprocessing, support.common.errors as errors\n"
+            "from support.common.progress import say\n"
             "multiprocessing.set_start_method('spawn')\n"
             "errors.end_at_once()\n"
-            "errors.command_line(lambda: errors.say_once('said'))")
+            "errors.command_line(lambda: say('said'))")
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert run.stderr == "said\n"
 
@@ -80,11 +81,11 @@ def test_a_closed_pipe_is_quiet():
 @needs_full
 def test_what_stderr_does_not_take_ends_nothing(tmp_path):
     """A log on a full disk: the work goes on, in all threads, and its exit code is its own."""
-    code = ("import os, sys, threading; from support.common.errors import command_line, say_once\n"
+    code = ("import os, sys, threading; from support.common.errors import command_line\n"
             "from support.common.progress import progress, say\n"
             "os.dup2(os.open('/dev/full', os.O_WRONLY), 2)\n"
             "def main():\n"
-            "    say('x' * 100_000), say_once('y'), print('z', file=sys.stderr, flush=True)\n"
+            "    say('x' * 100_000), say('y'), print('z', file=sys.stderr, flush=True)\n"
             "    list(progress(range(9)))\n"
             "    thread = threading.Thread(target=lambda: say('a') or os.mkdir('said'))\n"
             "    thread.start(), thread.join(), os.mkdir('done')\n"

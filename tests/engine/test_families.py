@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from helpers import tiny, video
 from narrator import VisionEncoder
-from support.common.errors import BadData, say_once
+from support.common.errors import BadData
 from support.engine import family
 
 SIZES = {"vocab_size": 640, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -71,7 +71,6 @@ def of_kind(kind, dtype=torch.float32, **changes):
 @pytest.mark.parametrize("kind, changes, says", LANGUAGE_MODELS + SLOW, ids=str)
 @torch.no_grad()
 def test_language_models(kind, changes, says, capsys):
-    say_once.cache_clear()
     llm = of_kind(kind, **changes)
     e = 0.5 * torch.randn(1, 30, 32)
     if says:
@@ -138,10 +137,9 @@ def test_in_training_what_is_frozen_is_not():
     ({"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 32,
       "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 64),
 ])
-def test_positions_are_told_once(rope, most, capsys):
-    say_once.cache_clear()
+def test_positions_beyond_those_of_a_model_are_told(rope, most, capsys):
     llm = of_kind("llama", max_position_embeddings=64, rope_parameters=rope | {"rope_theta": 1e4})
-    for positions in (most, most + 1, most + 2):
+    for positions in (most, most + 1):
         family.warn_of_positions(llm, positions, "a video")
     assert capsys.readouterr().err.count(f"a video needs more than the {most} positions") == 1
 
