@@ -202,7 +202,7 @@ def expecting(path: str | Path, content: str) -> Iterator[None]:
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError,
             RecursionError) as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise BadData(f"{path}: expected {content} ({reason[:200]})") from error
+        raise BadData(f"{path}: expected {content} ({reason})") from error
 
 
 def read_jsonl(path: Path) -> list[dict]:

@@ -90,7 +90,7 @@ def exit_code(main: Callable[[], None]) -> int:
         out_of_memory = re.search("out of memory|allocate memory", str(error))
         if isinstance(error, RuntimeError) and not out_of_memory:
             raise
-        message = (f"error: out of memory ({first_line(error)[:200]}); "
+        message = (f"error: out of memory ({first_line(error)}); "
                    f"use a smaller model or --dtype bfloat16")
     if message:
         print(message, file=sys.stderr)
@@ -153,6 +153,6 @@ def drop(stream: TextIO) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of another library's error, to quote in our own."""
+    """The first line of another library's error, at most 250 characters, to quote in our own."""
     message = str(error).strip() or type(error).__name__
-    return message.splitlines()[0]
+    return message.splitlines()[0][:250]

@@ -84,7 +84,7 @@ def meet() -> None:
         place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise BadData(f"the {processes} processes of this run do not meet at {place}; has one of "
                       f"them ended, is the port in use, or is there a firewall? "
-                      f"({first_line(error)[:200]})") from error
+                      f"({first_line(error)})") from error
 
 
 def this_start() -> str:
@@ -137,7 +137,7 @@ def peers() -> Iterator[None]:
         if "timed out" in str(error).lower():
             problem = "has not answered for a long time; look at what it does"
         raise PeerGone(f"another process of this run {problem} "
-                       f"({first_line(error)[:200]})") from error
+                       f"({first_line(error)})") from error
 
 
 def summed(*numbers: float) -> list[float]:

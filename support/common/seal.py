@@ -96,11 +96,13 @@ def digest_of_features(samples: Sequence, finite: bool = False) -> str:
     finite      BadData if some are not: made whole again, they would be others
     """
     files = {sample.features.path: sample.features for sample in samples if sample.features}
-    status = {path: path.stat() for path in files}
-    if sum(status[path].st_size for path in files) > WHOLE:
+    if sum(path.stat().st_size for path in files) > WHOLE:
         say_as_one(f"more than {WHOLE / 1e9:g} GB of features: that they stay the same is seen by the "
                    f"sizes and dates of their files; copies keep these by cp -p, rsync -a or tar")
-        marks = {path: f"{status[path].st_size} bytes of {status[path].st_mtime_ns}" for path in files}
+        marks = {}
+        for path in files:
+            status = path.stat()
+            marks[path] = f"{status.st_size} bytes of {status.st_mtime_ns}"
     elif finite:
         marks = {path: features.mark() for path, features in files.items()}
     else:

@@ -35,7 +35,7 @@ def check_family(llm: nn.Module) -> bool:
         check_settings_of(llm)
         by_segments = try_out(llm.eval())               # no dropout
     except Exception as error:          # models for other caches and masks raise anything
-        raise BadData(f"{type(llm).__name__} cannot be a narrator: {first_line(error)[:150]}; use a "
+        raise BadData(f"{type(llm).__name__} cannot be a narrator: {first_line(error)}; use a "
                       f"Llama-like language model") from error
     if not by_segments:
         say_as_one(f"the layers of {type(llm).__name__} attend by one mask of all tokens: in "

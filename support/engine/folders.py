@@ -1,7 +1,7 @@
 """The folders of models, of this machine or of the hub: found, and read with clear errors."""
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from safetensors import safe_open
@@ -38,7 +38,7 @@ def loading(source: str, kind: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:                  # damaged files raise anything
-        raise cannot_be_loaded(source, kind, first_line(error)[:250]) from error
+        raise cannot_be_loaded(source, kind, first_line(error)) from error
 
 
 def name_and_revision(source: str) -> tuple[str, str | None]:
@@ -66,7 +66,7 @@ def model_folder(source: str, kind: str) -> Path:
     return folder
 
 
-@lru_cache(None)            # a process asks once, and has one revision of it
+@cache                      # a process asks once, and has one revision of it
 def fetched(source: str, kind: str) -> Path:
     """The folder of a model of the hub, in the hub's cache."""
     from huggingface_hub import snapshot_download
@@ -121,7 +121,7 @@ def tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
     except BadData:
         raise
     except Exception as error:                  # damaged files raise anything
-        what = POINTER if is_pointer(file) else f"cannot be read ({first_line(error)[:150]})"
+        what = POINTER if is_pointer(file) else f"cannot be read ({first_line(error)})"
         raise BadData(f"{file} {what}; a whole .safetensors file is read") from error
 
 

@@ -159,12 +159,11 @@ def load_tokenizer(source: str):
     return find_model(source, "llm").tokenizer
 
 
-def faster_dtype(source: str | FrozenModel) -> torch.dtype:
+def faster_dtype(model: FrozenModel) -> torch.dtype:
     """The number format in which this processor streams a language model faster: bf16 for a large
     one, where it can multiply bf16, else fp32. The model's size follows from its settings.
     """
     from transformers import AutoModelForCausalLM
-    model = find_model(source, "llm")
     config = model.config()
     with loading(model.source, "llm"), torch.device("meta"):
         llm = AutoModelForCausalLM.from_config(config, attn_implementation="eager")

@@ -53,4 +53,4 @@ def check_encoder(model: nn.Module, frame_tokens: Callable[[nn.Module, Tensor, i
             raise BadData("its tokens of a picture depend on those beside it")
     except Exception as error:                  # models of other inputs raise anything
         raise BadData(f"{type(model).__name__} does not encode single pictures as a narrator needs "
-                      f"them: {first_line(error)[:150]}; use SigLIP, CLIP or DINOv2") from error
+                      f"them: {first_line(error)}; use SigLIP, CLIP or DINOv2") from error

@@ -127,7 +127,7 @@ class Video:
         self.size = upright_size(first, self._stream, self.largest)
 
         self._by_dts = self._container.format.name in TIMES_OF_DECODING
-        self._start = start_of(self._container) or 0.0
+        self._start = start_of(self._container)
         self._has_times = not flags & av.format.Flags.no_timestamps.value
         # whether the file states where it begins and how long a picture is shown
         self._states_times = self._has_times and not self._by_dts
@@ -157,7 +157,7 @@ class Video:
                     index += 1
         # a file that was cut between two packets shows no other sign of it
         gaps = sum(leap for leap in self.leaps if leap > 0)
-        shown = max(end + gaps, self._last_clock - self._start)
+        shown = max(end + gaps, self._last_clock - (self._start or 0.0))
         missing = (self.duration or 0) - shown
         is_sent = "://" in str(self.path)
         if missing > 1 + 2 * self._step or is_sent and self._broken_off:
@@ -257,7 +257,7 @@ class Video:
         if self._clock_may_change:
             longest_gap = LONGEST_GAP_WHERE_CLOCKS_CHANGE
         # what the clock shows at time 0; None: what it shows at the first picture
-        origin = start_of(self._container) if self._states_times else None
+        origin = self._start if self._states_times else None
         claims = presented(self._claims(), origin, longest_gap, self.leaps)
         before, begin = next(claims)
         for claim, time in claims:

@@ -9,7 +9,7 @@ from helpers import TOY, with_entries, with_tensors, with_text
 from narrator import Layout
 from support.common.errors import BadData
 from support.engine.frozen import (
-    faster_dtype, load_llm, load_tokenizer, load_vision_model, pixel_settings,
+    faster_dtype, find_model, load_llm, load_tokenizer, load_vision_model, pixel_settings,
 )
 
 
@@ -111,7 +111,7 @@ def test_code_of_a_model_is_never_run(tmp_path, kind, loads, monkeypatch):
         with_entries("tokenizer_config.json", tokenizer_class="Own", auto_map=names)(tmp_path)
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody is asked"))
     with pytest.raises(BadData, match="cannot be loaded"):
-        loads(str(tmp_path))
+        loads(find_model(str(tmp_path), kind))
     assert not mark.exists()
 
 
@@ -127,7 +127,7 @@ def test_kernels_that_settings_name_are_not_used(tmp_path, kind, loads, kernel, 
     model, *_ = loads(str(tmp_path))
     assert model.config._attn_implementation == ("eager" if kind == "llm" else "sdpa")
     if kind == "llm":
-        faster_dtype(str(tmp_path))
+        faster_dtype(find_model(str(tmp_path), kind))
 
 
 @pytest.mark.parametrize("changes, says", [
