@@ -22,7 +22,7 @@ from clam import CLAM
 from narrator import NARRATION, VISUAL, Config, Layout, Narrations, Narrator, Tokens
 from stream import Context
 from support.common.errors import BadData
-from support.common.options import LARGEST, setting
+from support.common.options import setting
 from support.engine.first_weights import start_memory
 
 HISTORY = -3                # placeholder id, where the tokens of the narration memory go

@@ -16,9 +16,9 @@ from beyond.baselines import context_class
 from beyond.commands.data_command import samples_of
 from beyond.streams.bounds import open_stream, tell_of_positions
 from support.common import java
-from support.common.devices import device_and_dtype, rank
+from support.common.devices import device_and_dtype, is_first
 from support.common.disk import check_apart, check_writable, file_name, write_json
-from support.common.errors import BadData, command_line
+from support.common.errors import command_line
 from support.common.figures import print_table
 from support.common.options import (
     DEFAULT_MODEL, Parser, data_options, dataset_folder, json_option, model_options,
@@ -207,7 +207,7 @@ def evaluate_each(
                          lambda: make(sample))
 
     rows, failed = evaluate.of_each(samples, make_once, args.command)
-    if rank()[0] == 0 and rows:
+    if is_first() and rows:
         groups = {}
         if args.by_duration:
             minutes = {sample.name: sample.duration / 60 for sample in samples}
@@ -229,7 +229,7 @@ def settings_of_rows(args: argparse.Namespace, narrator: nar.Narrator) -> dict:
     return settings | {
         "split": split_of(args),
         "world": args.world or "plain",
-        "dtype": str(next(narrator.llm.parameters()).dtype),
+        "dtype": str(narrator.llm.dtype),
         "weights": narrator.mark,
     }
 
@@ -275,7 +275,7 @@ def run_stream(args: argparse.Namespace):
         return measures_of({name: truths[name] for name in rows}, predictions)
 
     rows = evaluate_each(args, settings, samples, narrate, measure)
-    if rank()[0] == 0:
+    if is_first():
         for name in list(rows)[:args.show]:
             print_sentences(truths[name], evaluate.to_predictions(rows[name]))
 

@@ -11,9 +11,9 @@ import torch
 
 import beyond.baselines                        # adds its narrators to narrator.py's
 import narrator as nar
-from data import Sample, check_sample, header_of_all
-from narrator import Config, Narrator
-from support.common.devices import device_and_dtype, is_first_here, rank
+from data import check_sample, header_of_all
+from narrator import Narrator
+from support.common.devices import device_and_dtype, is_alone, is_first, is_first_here
 from support.common.disk import check_apart, check_writable
 from support.common.errors import BadData, command_line
 from support.common.locks import locked
@@ -198,11 +198,11 @@ def check_and_train(options: Options) -> None:
     with ExitStack() as until_the_end:
         together(check, options, until_the_end)
         if options.data == "toy":
-            train_toy_alone(options)
+            from toy.stages import train_toy
+            train_toy(options)
         else:
             train_on_files(options)
-        process, _ = rank()
-        if process == 0:
+        if is_first():
             for state in Path(options.output).glob("*-state.safetensors"):
                 state.unlink()
     root = ["--root", options.root] if options.root else []
@@ -215,22 +215,15 @@ def check(options: Options, until_the_end: ExitStack) -> None:
     process alone.
     """
     check_given(options)
-    process, _ = rank()
-    if process == 0:
+    if options.data == "toy" and not is_alone():
+        raise BadData("the toy trains in one process: start it without torchrun")
+    if is_first():
         check_writable(Path(options.output) / checkpoint.ADAPTER)
         until_the_end.enter_context(locked(options.output))
         check_output(options)
         data = dataset_folder(options.data, options.root)
         read = [data, options.init, options.narrator.get("llm"), options.narrator.get("vision")]
         check_apart(read, [options.output])
-
-
-def train_toy_alone(options: Options) -> None:
-    from toy.stages import train_toy
-    _, processes = rank()
-    if processes > 1:
-        raise BadData("the toy trains in one process: start it without torchrun")
-    train_toy(options)
 
 
 def train_on_files(options: Options) -> None:
@@ -250,7 +243,9 @@ def train_on_files(options: Options) -> None:
         narrator = pretrained(options, dtype)
     else:
         narrator = narrator_for(options, samples[0], dtype)
-    check_samples([*samples, *held_out], narrator.config)
+    if is_first_here():                         # one process looks at the files of a machine
+        for sample in [*samples, *held_out]:
+            check_sample(sample, narrator.config)
     videos = [partial(read_example, sample, narrator.layout) for sample in samples]
     if not options.init:
         first_weights(narrator, options.start, options.connector_start, videos)
@@ -279,23 +274,13 @@ def train_on_files(options: Options) -> None:
         train(narrator, videos_of, steps, options, run)
 
     # save
-    process, _ = rank()
-    if process == 0:
+    if is_first():
         narrator.save(options.output)
         write_card(narrator.config, len(videos), options)
     if has_own_videos:
         tell_learned(narrator, samples, "training videos")
     if has_own_videos and held_out:
         tell_learned(narrator, held_out, "held-out videos")
-
-
-def check_samples(samples: list[Sample], config: Config) -> None:
-    """BadData if the frames of a sample are not what the narrator needs. One process looks at the
-    files of a machine.
-    """
-    if is_first_here():
-        for sample in samples:
-            check_sample(sample, config)
 
 
 def steps_to_validation(options: Options, videos: int) -> int:

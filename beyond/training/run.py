@@ -6,7 +6,7 @@ No section of the paper, and nothing about narrators.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
 from math import isfinite
@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from support.common.devices import is_alone, rank
+from support.common.devices import is_alone, is_first
 from support.common.disk import read_jsonl, write_tensors, write_text
 from support.common.errors import BadData, uninterrupted
 from support.common.figures import pyplot, save_figure
@@ -60,7 +60,7 @@ def begin_together(narrator: nn.Module, samples: Sequence, held_out: Sequence,
     check_equal(options.identity | {
         "the validation videos": digest_of_samples(held_out),
         "the features for validation": digest_of_features(held_out),
-        "--device": next(narrator.llm.parameters()).device.type,
+        "--device": narrator.llm.device.type,
     })
     weights_from_first(narrator.trainable())
 
@@ -69,7 +69,7 @@ def identity_of_training(narrator: nn.Module, options: RunOptions) -> dict:
     """What a training is made of, but for its videos: it must be the same in all processes and when
     it is resumed, wherever it lies.
     """
-    same = {"--dtype": str(next(narrator.llm.parameters()).dtype)}
+    same = {"--dtype": str(narrator.llm.dtype)}
     for name, value in asdict(narrator.config).items():
         if name not in narrator.config.MODEL_NAMES:
             same[f"the narrator's {name}"] = value
@@ -121,8 +121,6 @@ class Run:
         folder = Path(options.output)
         self.state = folder / f"{stage}-state.safetensors"
         self.log = folder / f"{stage}-log.jsonl"
-        process, _ = rank()
-        self.is_first_process = process == 0
         # The steps that are done; None within a step of the optimizer, from where no training can
         # go on.
         self.steps_done: int | None = 0
@@ -150,7 +148,7 @@ class Run:
         optimizer.register_step_pre_hook(self.before_update)
         optimizer.register_step_post_hook(self.after_update)
         self.go_on_from_state()
-        if self.is_first_process:
+        if is_first():
             self.log.parent.mkdir(parents=True, exist_ok=True)
             cut_log(self.log, self.steps_done)
         left = range(self.steps_done, number)
@@ -219,7 +217,7 @@ class Run:
 
     def write(self, entry: dict) -> None:
         """Log a step, and save the state if it is time to."""
-        if not self.is_first_process:
+        if not is_first():
             return
         with self.log.open("a") as file:
             file.write(json.dumps(entry) + "\n")
@@ -228,7 +226,7 @@ class Run:
 
     def __exit__(self, kind, error, traceback) -> None:
         tell_others(error)
-        if not self.is_first_process or kind is Different:
+        if not is_first() or kind is Different:
             return
         if kind is None:
             report_losses(self.log)
@@ -287,7 +285,7 @@ class Run:
     def read_state(self) -> None:
         """Continue with the state, which the first process reads for all."""
         self.steps_done = self.saved
-        tensors = together(load_file, self.state) if self.is_first_process else together(dict)
+        tensors = together(load_file, self.state) if is_first() else together(dict)
         for name, p in self.parameters.items():
             state = self.optimizer.state[p]
             for key in ("exp_avg", "exp_avg_sq"):

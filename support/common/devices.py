@@ -62,6 +62,12 @@ def is_alone() -> bool:
     return processes == 1
 
 
+def is_first() -> bool:
+    """Whether this is the first, or only, process."""
+    process, _ = rank()
+    return process == 0
+
+
 def under_torchrun() -> bool:
     """Whether the variables of torchrun are all there, and can be true."""
     values = {name: os.environ.get(name, "") for name in OF_TORCHRUN}

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from tqdm import tqdm
 
-from support.common.devices import rank
+from support.common.devices import is_first
 
 
 EVERY = 60.0                                             # seconds between two lines of a log
@@ -29,8 +29,7 @@ def progress(items: Iterable | None = None, desc: str = "", total: int | None = 
     In a pipe or a file it is a line a minute, and none if all is done before the first. Under
     torchrun, only the process of rank 0 shows it.
     """
-    process, _ = rank()
-    if process > 0:
+    if not is_first():
         how["disable"] = True
     if not sys.stderr.isatty():
         # maxinterval: else tqdm looks at a slow bar every 10 s
@@ -40,8 +39,7 @@ def progress(items: Iterable | None = None, desc: str = "", total: int | None = 
 
 def say_as_one(line: str) -> None:
     """`say` it once, not in each process of torchrun."""
-    process, _ = rank()
-    if process == 0:
+    if is_first():
         say(line)
 
 
