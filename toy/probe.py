@@ -68,18 +68,16 @@ def recalled(probe: Probe, memory: Tensor) -> list[tuple[str, float, float]]:
     colour_sure, colours = colour_logits.softmax(-1).max(-1)                   # [9], [9]
     sure = type_sure * colour_sure
     seconds = log_ages.exp2()
-    said = []
     rows = zip(types.tolist(), colours.tolist(), sure.tolist(), seconds.tolist())
-    for kind, colour, p, age in rows:
-        said.append((world.name_of_thing(kind, colour), round(p, 2), round(age, 1)))
-    return said
+    return [(world.name_of_thing(kind, colour), round(p, 2), round(age, 1))
+            for kind, colour, p, age in rows]
 
 
-def in_words(probe: Probe, memory: Tensor) -> str:
-    """Memory tokens [M, D] -> "drawer: green bowl (0.93, 12 s); ...", the surest place first."""
+def in_words(probe: Probe, memory: Tensor) -> list[str]:
+    """Memory tokens [M, D] -> "drawer: green bowl (0.93, 12 s)", ..., the surest place first."""
     known = []
     for place, (thing, sure, seconds) in zip(world.PLACES, recalled(probe, memory)):
         if thing and sure >= GUESS:
             known.append((sure, f"{place}: {thing} ({sure:.2f}, {seconds:.0f} s)"))
     known.sort(key=lambda one: -one[0])
-    return "; ".join(text for _, text in known) or "nothing"
+    return [text for _, text in known]

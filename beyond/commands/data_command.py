@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from support.common.options import (
     non_negative_int, positive_float, positive_int, refuse_without_effect, settings_given,
 )
 from support.common.processes import process_group
-from support.common.progress import progress
+from support.common.progress import progress, say
 from support.common.text import counted
 from support.engine.checkpoint import open_checkpoint
 from support.engine.cpu import speed_up
@@ -115,7 +114,7 @@ def encode_command(options: argparse.Namespace) -> None:
         config.vision = portable_path(config.vision)
         notes = Notes()
         videos = own_videos.to_encode(folder, notes)
-        print(notes.after(f"{folder}: {counted(len(videos), 'video')} with narrations"), file=sys.stderr)
+        say(notes.after(f"{folder}: {counted(len(videos), 'video')} with narrations"))
         output = folder / "features"
     else:
         videos = options.videos

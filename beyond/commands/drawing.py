@@ -72,12 +72,12 @@ def draw_mask(last_k: int | None):
     kept = "all narrations" if last_k is None else f"the last {last_k} narrations"
     print(f"Training mask (Fig. 4), {kept} in context: rows see columns.")
     print(LEGEND_OF_MASK)
-    names = [name.replace("[SKIP]", ",") for name in spell(layout, tokens)]
     # in 80 columns: two for each token
-    short = [name.replace("\\n", "n").replace("A:", "A") for name in names]
-    print("     " + "".join(f"{name:2}" for name in short).rstrip())
+    short = {"[SKIP]": ",", "\\n": "n", "A:": "A"}
+    names = [short.get(name, name) for name in spell(layout, tokens)]
+    print("     " + "".join(f"{name:2}" for name in names).rstrip())
     mask = attention_mask(tokens, last_k)
-    for row, name, segment in zip(mask.tolist(), short, tokens.segment):
+    for row, name, segment in zip(mask.tolist(), names, tokens.segment):
         cells = "".join("■ " if seen else "· " for seen in row)
         print(f"{segment} {name:2} {cells}".rstrip())
 
@@ -103,7 +103,5 @@ def main():
     parser.add_argument("--tokens", action="store_true",
                         help="list the tokens of the sequence instead")
     args = parser.parse_args()
-    if args.tokens:
-        command_line(lambda: list_tokens(args.last_k))
-    else:
-        command_line(lambda: draw_mask(args.last_k))
+    show = list_tokens if args.tokens else draw_mask
+    command_line(lambda: show(args.last_k))

@@ -1,7 +1,6 @@
 """python evaluate.py: its options, what is kept of an evaluation, and what is printed."""
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -55,7 +54,7 @@ def run_score(args: argparse.Namespace):
     predictions = read_predictions(Path(args.pred), notes_of_predictions)
     for given, notes in ((args.gt, notes_of_truth), (args.pred, notes_of_predictions)):
         if str(notes):
-            print(f"{given}: {notes}", file=sys.stderr)
+            say(f"{given}: {notes}")
     truths, predictions = paired(truths, predictions, args.gt, args.pred, args.partial)
     tell_of_other_times(truths, predictions)
     print_measures(args, *measures_of(truths, predictions))
@@ -121,10 +120,9 @@ def print_measures(args: argparse.Namespace, result: dict, each: dict[str, dict]
     """
     print_table([("all", result), *(groups or {}).items()])
     if result.get("without_truth"):
-        print(f"left out: {result['without_truth']} videos without a true narration",
-              file=sys.stderr)
+        say(f"left out: {result['without_truth']} videos without a true narration")
     if "meteor" in result and java.java_problem():
-        print(f"METEOR is not computed: {java.java_problem()}", file=sys.stderr)
+        say(f"METEOR is not computed: {java.java_problem()}")
     if groups:
         result = result | {"by_duration": groups}
     if args.json:
@@ -317,8 +315,9 @@ def means_of(rows: dict[str, list[dict]]) -> Measured:
 @torch.no_grad()
 def how_memory_differs(narrator: nar.Narrator, x: Tensor,
                        narrations: nar.Narrations) -> dict[str, float | None]:
-    """Of the memory's read-outs of a video x [T, J, D], `shares_that_differ`; None without at least
-    two read-outs.
+    """Of the memory's read-outs of a video x [T, J, D], the shares of their mean square that differ
+    between the M tokens of a read-out, and between read-outs; None without at least two read-outs.
+    Near 0, the language model sees no past, whatever there was.
     """
     if not narrator.memory.M:
         return {}
@@ -327,18 +326,14 @@ def how_memory_differs(narrator: nar.Narrator, x: Tensor,
     memory = narrator.read_outs(x, narrations)
     if not isinstance(memory, Tensor):          # of two memories, the visual one's
         _, memory = memory
-    of_tokens, of_read_outs = shares_that_differ(memory[0].float())
-    return {"tokens_differ": of_tokens, "read_outs_differ": of_read_outs}
-
-
-def shares_that_differ(memory: Tensor) -> tuple[float, float]:
-    """Read-outs [N, M, D] -> the shares of their mean square that differ between the M tokens of a
-    read-out, and between read-outs. Near 0, the language model sees no past, whatever there was.
-    """
+    memory = memory[0].float()                                          # [N, M, D]
     size = memory.square().mean()
     of_tokens = memory - memory.mean(1, keepdim=True)
     of_read_outs = memory - memory.mean(0)
-    return (of_tokens.square().mean() / size).item(), (of_read_outs.square().mean() / size).item()
+    return {
+        "tokens_differ": (of_tokens.square().mean() / size).item(),
+        "read_outs_differ": (of_read_outs.square().mean() / size).item(),
+    }
 
 
 # ---------------------------------------------------------------------- the command line

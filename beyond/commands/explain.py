@@ -5,7 +5,7 @@ from itertools import groupby
 from textwrap import fill
 
 from beyond.commands.drawing import spell
-from narrator import NARRATION, VISUAL, Config, Layout, Tokens
+from narrator import NARRATION, VISUAL, Config, Layout
 from stream import Cache, Decision
 
 LEGEND = """\
@@ -30,12 +30,6 @@ def restarted(decision: Decision, layout: Layout) -> bool:
     return len(fed) > 0 and fed.kind[0] == VISUAL and fed.ids[0] != layout.skip
 
 
-def first_and_last_kept(tokens: Tokens) -> list[int]:
-    """Numbers of the first and the last narration in the cache; [] if there are none."""
-    numbers = [number for kind, number in zip(tokens.kind, tokens.number) if kind == NARRATION]
-    return [min(numbers), max(numbers)] if numbers else []
-
-
 def sizes_of(layout: Layout) -> dict[str, int]:
     """Tokens of the prompt, of the memory with its brackets, and of a frame with its [SKIP]."""
     return {
@@ -46,7 +40,12 @@ def sizes_of(layout: Layout) -> dict[str, int]:
 
 
 def trace_row(decision: Decision, layout: Layout, cache: Cache) -> dict:
-    """A line of --trace. The first one says also how long the parts of a sequence are."""
+    """A line of --trace. The first one says also how long the parts of a sequence are.
+
+    kept: the first and the last narration in the cache; [] if there are none
+    """
+    tokens = cache.tokens
+    kept = [number for kind, number in zip(tokens.kind, tokens.number) if kind == NARRATION]
     row = {
         "frame": decision.frame,
         "p_skip": decision.p_skip,
@@ -56,7 +55,7 @@ def trace_row(decision: Decision, layout: Layout, cache: Cache) -> dict:
         "text_tokens": decision.text_tokens,
         "visual_tokens": decision.visual_tokens,
         "forced": decision.forced,
-        "kept": first_and_last_kept(cache.tokens),
+        "kept": [min(kept), max(kept)] if kept else [],
     }
     if restarted(decision, layout):
         row["restart"] = True
@@ -92,9 +91,10 @@ def explain(decision: Decision, layout: Layout, config: Config, static: bool = F
     return line
 
 
-def explain_memory(places: str) -> str:
-    """A line of --explain on what the memory holds, "place: thing (how sure, how long ago); ...",
-    broken between places where it is wider than a terminal.
+def explain_memory(places: list[str]) -> str:
+    """A line of --explain on what the memory holds, each place "place: thing (how sure, how long
+    ago)", broken between places where it is wider than a terminal.
     """
-    unbroken = "memory: " + "; ".join(place.replace(" ", "\u00a0") for place in places.split("; "))
-    return fill(unbroken, WIDTH, subsequent_indent=" " * 8).replace("\u00a0", " ")
+    unbroken = [place.replace(" ", "\u00a0") for place in places]
+    line = "memory: " + ("; ".join(unbroken) or "nothing")
+    return fill(line, WIDTH, subsequent_indent=" " * 8).replace("\u00a0", " ")

@@ -370,58 +370,6 @@ def show(stream: NarratedInput, narrator: Narrator, encoder: VisionEncoder | Non
                     print("\n".join(lines), flush=True)
 
 
-def output_options(parser: argparse._ArgumentGroup) -> None:
-    """Options of what is printed and written, and where it is shown."""
-    for form in ("jsonl", "srt", "vtt"):
-        parser.add_argument(f"--{form}", metavar="FILE", help=f"also write {form.upper()}")
-    parser.add_argument("--trace", metavar="FILE", help="also write one line per frame")
-    parser.add_argument(
-        "--html", metavar="FILE",
-        help=f"also write a page that plays the video with its narrations: one file with a small "
-             f"copy of the video in it, without sound; of a video above {SMALL / 1e6:g} MB, a page "
-             f"that refers to the video")
-    parser.add_argument(
-        "--explain", action="store_true", help="print what each frame fed, decided and pruned")
-    parser.add_argument(
-        "--serve", nargs="?", const=PORT, metavar="PORT",
-        type=in_range(int, 0, 65535),
-        help=f"show the same page while narrating, at http://{HOST}:{PORT}/ or another port (0: any "
-             f"free one)")
-    parser.add_argument(
-        "--pace", type=positive_float, metavar="X",
-        help="a recording's frames come as it plays (1), X times as fast, ...; for --serve "
-             "(default: as fast as possible)")
-
-
-def endless_options(parser: argparse._ArgumentGroup) -> None:
-    """Options of cameras, and of streams without end (beyond/streams/live.py, bounds.py, suspend.py)."""
-    parser.add_argument(
-        "--state", metavar="FILE", help="save all that a stream carries; go on if FILE is there")
-    parser.add_argument(
-        "--live", action="store_true",
-        help="http(s) or - (standard input) is live: newest pictures first, not all of them")
-    parser.add_argument(
-        "--retries", type=non_negative_int, metavar="N",
-        help="give a live source up after it was opened again N times in a row without a picture "
-             "(default: never)")
-    parser.add_argument(
-        "--source-option", type=source_option, action="append", metavar="NAME=VALUE",
-        help="an option of FFmpeg for opening the input, such as rtsp_transport=udp")
-    add_settings(parser, Config, ("max_segment",), "30 of a live source, else never")
-    add_settings(parser, Config, ("max_position",), "16384 of a live source, else never")
-
-
-def speed_options(parser: argparse._ArgumentGroup) -> None:
-    """Options that change how fast a stream is, and none of its narrations."""
-    parser.add_argument(
-        "--lookahead", type=positive_int, metavar="K",
-        help=f"frames in one pass of the language model (default {LOOKAHEAD}; live 1); the "
-             "narrations are the same in float32, in bfloat16 up to rounding")
-    parser.add_argument(
-        "--compile", action="store_true",
-        help="compile the visual memory and the language model (torch.compile)")
-
-
 def make_parser() -> Parser:
     parser = Parser(prog="stream.py", description="Narrate a video as it plays.")
     parser.add_argument(
@@ -429,16 +377,63 @@ def make_parser() -> Parser:
         help="video file; frame features [T, J, D]: FILE.safetensors[:NAME] or FILE.pt; "
              "camera[:N], /dev/video0, rtsp://..., http://..., - (stdin); of several files, "
              "the output options name folders")
+
     models = parser.add_argument_group("model")
     model_options(models, Config,
                   help="checkpoint folder or hub id (default: the bundled one for the toy's "
                        "videos, which say so in their title, and for features that are not of "
                        f"another encoder; else {AUTHORS})")
     add_settings(models, Config, ("fps",), THAT_OF_CHECKPOINT)
+
     trigger_options(parser.add_argument_group("when it narrates"), Config)
-    output_options(parser.add_argument_group("outputs"))
-    endless_options(parser.add_argument_group("cameras and streams without end"))
-    speed_options(parser.add_argument_group("speed"))
+
+    outputs = parser.add_argument_group("outputs")
+    for form in ("jsonl", "srt", "vtt"):
+        outputs.add_argument(f"--{form}", metavar="FILE", help=f"also write {form.upper()}")
+    outputs.add_argument("--trace", metavar="FILE", help="also write one line per frame")
+    outputs.add_argument(
+        "--html", metavar="FILE",
+        help=f"also write a page that plays the video with its narrations: one file with a small "
+             f"copy of the video in it, without sound; of a video above {SMALL / 1e6:g} MB, a page "
+             f"that refers to the video")
+    outputs.add_argument(
+        "--explain", action="store_true", help="print what each frame fed, decided and pruned")
+    outputs.add_argument(
+        "--serve", nargs="?", const=PORT, metavar="PORT",
+        type=in_range(int, 0, 65535),
+        help=f"show the same page while narrating, at http://{HOST}:{PORT}/ or another port (0: any "
+             f"free one)")
+    outputs.add_argument(
+        "--pace", type=positive_float, metavar="X",
+        help="a recording's frames come as it plays (1), X times as fast, ...; for --serve "
+             "(default: as fast as possible)")
+
+    # beyond/streams/live.py, bounds.py, suspend.py
+    endless = parser.add_argument_group("cameras and streams without end")
+    endless.add_argument(
+        "--state", metavar="FILE", help="save all that a stream carries; go on if FILE is there")
+    endless.add_argument(
+        "--live", action="store_true",
+        help="http(s) or - (standard input) is live: newest pictures first, not all of them")
+    endless.add_argument(
+        "--retries", type=non_negative_int, metavar="N",
+        help="give a live source up after it was opened again N times in a row without a picture "
+             "(default: never)")
+    endless.add_argument(
+        "--source-option", type=source_option, action="append", metavar="NAME=VALUE",
+        help="an option of FFmpeg for opening the input, such as rtsp_transport=udp")
+    add_settings(endless, Config, ("max_segment",), "30 of a live source, else never")
+    add_settings(endless, Config, ("max_position",), "16384 of a live source, else never")
+
+    # these change none of the narrations
+    speed = parser.add_argument_group("speed")
+    speed.add_argument(
+        "--lookahead", type=positive_int, metavar="K",
+        help=f"frames in one pass of the language model (default {LOOKAHEAD}; live 1); the "
+             "narrations are the same in float32, in bfloat16 up to rounding")
+    speed.add_argument(
+        "--compile", action="store_true",
+        help="compile the visual memory and the language model (torch.compile)")
     return parser
 
 

@@ -23,13 +23,13 @@ def test_in_words():
     probe.linear.bias.copy_(bias.flatten())
     memory = torch.randn(2, 2)
     said = in_words(probe, memory)
-    assert said == "shelf: red bowl (1.00, 8 s); rack: green pan (0.45, 1 s)"
+    assert said == ["shelf: red bowl (1.00, 8 s)", "rack: green pan (0.45, 1 s)"]
     each = recalled(probe, memory)
     assert len(each) == PLACES
     assert each[0] == ("red bowl", 1.0, 8.0)
     assert each[2][:2] == ("", 1.0)
     probe.linear.bias.zero_()
-    assert in_words(probe, memory) == "nothing"
+    assert in_words(probe, memory) == []
 
 
 def test_a_damaged_one_is_refused(tmp_path):
