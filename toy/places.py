@@ -2,6 +2,7 @@
 (beyond/streams/page.py): names, pictures, and what each place truly showed."""
 import base64
 import re
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -56,17 +57,15 @@ def true_kitchen(video: Path) -> Kitchen | None:
     return kitchen if is_same else None        # another world has the same seeds
 
 
-def changes(kitchen: Kitchen) -> list[tuple[int, int, str]]:
-    """[frame, place, the thing that can be seen there from this frame on, or ""]."""
+def changes(kitchen: Kitchen) -> Iterator[tuple[int, int, str]]:
+    """(frame, place, the thing that can be seen there from this frame on, or "")."""
     visible = [""] * len(PLACES)
-    found = []
     for frame, cells in enumerate(kitchen.labels()):
         for place, cell in enumerate(cells.tolist()):
             thing = name_of_thing(cell[TYPE], cell[COLOUR])
             if thing != visible[place]:
-                found.append((frame, place, thing))
                 visible[place] = thing
-    return found
+                yield frame, place, thing
 
 
 def pictures_of_things() -> dict[str, str]:

@@ -34,13 +34,14 @@ from support.engine.frozen import find_model
 from support.engine.registry import make_config
 from beyond.training.run import Run, identity_of_training
 from support.engine.first_weights import first_weights
-from support.files.features import encode_pictures
 from toy import world
+from toy.files import rendered
 from train import (
     Example, Recipe, fit, in_order, number_of_steps, pretrained, train,
 )
 
 LOOK_STEPS = 1400                              # of stage look
+LISTS = 8                                      # videos of a step, in both stages
 LOOK = "look.safetensors"                      # in the output folder: what stage look has learned
 
 
@@ -108,11 +109,8 @@ def before_narrating(options: Recipe, narrator: nar.Narrator, videos: list[Scene
 
 def look_parameters(narrator: nar.Narrator) -> dict[str, nn.Parameter]:
     """What stage look trains: LoRA and connector."""
-    parameters = {}
-    for name, parameter in narrator.trainable().items():
-        if ".lora_" in name or ".connector." in name:
-            parameters[name] = parameter
-    return parameters
+    return {name: p for name, p in narrator.trainable().items()
+            if ".lora_" in name or ".connector." in name}
 
 
 def take_over(narrator: nar.Narrator, path: Path):
@@ -143,12 +141,11 @@ def scenes(vision: nar.VisionEncoder, layout: nar.Layout,
     """Videos as they are trained on."""
     videos = []
     for kitchen in progress(list(kitchens), "encoding", unit="video"):
-        pictures = map(kitchen.render, range(len(kitchen)))
-        x = torch.stack(list(encode_pictures(pictures, vision, 64)))           # [T, J, D]
+        sample = rendered(kitchen)
+        x = torch.stack(list(sample.tokens(vision, batch=64)))                 # [T, J, D]
         x = x.half().float()                   # all results are of tokens in half precision
         labels = torch.from_numpy(kitchen.labels()[..., :2]).long()
-        said = [(narration.frame, narration.text) for narration in kitchen.narrations]
-        narrations = layout.encode_narrations(said)
+        narrations = layout.encode_narrations(sample.narrations)
         videos.append(Scene(x, narrations, labels))
     return videos
 
@@ -179,8 +176,7 @@ def inventory(labels: Tensor, chance: random.Random | None = None) -> str:
     return " " + "\n".join(lines)
 
 
-def inventories(options: Recipe, stage: str, narrator: nar.Narrator, videos: list[Scene],
-                batch: int = 8):
+def inventories(options: Recipe, stage: str, narrator: nar.Narrator, videos: list[Scene]):
     """Train a narrator to name what it is shown, as large pretrained language models can.
 
     look      one frame, and the list of what is visible in it
@@ -202,7 +198,7 @@ def inventories(options: Recipe, stage: str, narrator: nar.Narrator, videos: lis
         in_order = stage == "look" and step < steps // 2
         total = 0
         learned = 0
-        for video in chance.choices(videos, k=batch):
+        for video in chance.choices(videos, k=LISTS):
             loss, count = loss_of_lists(narrator, stage, video, chance, in_order)
             total = total + loss
             learned += count
@@ -218,7 +214,7 @@ def inventories(options: Recipe, stage: str, narrator: nar.Narrator, videos: lis
 
 
 def loss_of_lists(narrator: nar.Narrator, stage: str, video: Scene, chance: random.Random,
-                  in_order: bool = False) -> tuple[Tensor, int]:
+                  in_order: bool) -> tuple[Tensor, int]:
     """The lists of one or two frames of a video, drawn by `chance`: the sum of the loss over their
     tokens, and how many these are.
     """

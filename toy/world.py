@@ -448,16 +448,15 @@ class Kitchen:
             self._arm(canvas, hand, now.you.pose, now.you.held)
         # The camera shakes by a pixel: that is what the border is for.
         dy, dx = rng.integers(0, 3, 2)
-        canvas = canvas[dy:dy + SIZE, dx:dx + SIZE] * self.light(frame)        # [96, 96, 3]
+        canvas = canvas[dy:dy + SIZE, dx:dx + SIZE] * self.light(now)        # [96, 96, 3]
         canvas += NOISE * rng.standard_normal(canvas.shape, np.float32)
         return np.clip(canvas, 0, 255, out=canvas).astype(np.uint8)
 
-    def light(self, frame: int) -> np.float32:
+    def light(self, now: Frame) -> np.float32:
         """The brightness of a frame: daylight drifts slowly around the level of the video.
 
         It is within 0.7 .. 1.15.
         """
-        now = self._frames[frame]
         rng = np.random.default_rng((self.seed, 3))
         level = rng.uniform(0.75, 1.1)
         phase = rng.uniform(0, 2 * np.pi)
