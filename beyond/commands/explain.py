@@ -64,7 +64,7 @@ def trace_row(decision: Decision, layout: Layout, cache: Cache) -> dict:
     return row
 
 
-def explain(decision: Decision, layout: Layout, config: Config, static: bool = False) -> str:
+def explain(decision: Decision, layout: Layout, config: Config) -> str:
     """A line of --explain: one frame in words. A second one where it narrates.
 
     It says what was fed, p([SKIP]) and its threshold, the counter and the cache; and what was pruned.
@@ -80,7 +80,7 @@ def explain(decision: Decision, layout: Layout, config: Config, static: bool = F
     line += " ".join(fed) or "nothing more"
     if decision.p_skip is not None:
         sign = "<=" if decision.p_skip <= decision.theta else ">"
-        low = "" if static or decision.theta == config.theta else " low"
+        low = "" if decision.theta == config.theta else " low"
         line += f"; p {decision.p_skip:.3f} {sign} {decision.theta:g}{low}"
     line += f"; l {decision.position}; cache {decision.text_tokens} + {decision.visual_tokens}"
     if decision.narration:

@@ -358,7 +358,7 @@ def show(stream: NarratedInput, narrator: Narrator, encoder: VisionEncoder | Non
             bar.set_postfix({"cache": cache}, refresh=False)
             lines = []
             if args.explain:
-                lines.append(name + explain(decision, narrator.layout, narrator.config, args.static))
+                lines.append(name + explain(decision, narrator.layout, narrator.config))
             if row is not None:
                 lines.append(f"[{name}{timestamp(row['end'])}] {row['text']}")
             if args.explain and row is not None and stream.probe is not None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import AbstractContextManager
 from hashlib import sha256
 from html import escape
 from pathlib import Path
@@ -43,7 +44,7 @@ def vtt_cue(start: float, end: float, text: str) -> str:
 
 # ---------------------------------------------------------------------- writing
 
-class Writers:
+class Writers(AbstractContextManager):
     """Writes the output files of an input: jsonl, srt, vtt, trace. As a `with`, closes them.
 
     Every line is flushed, so the files are valid whenever the stream stops. A text is exact in
@@ -71,9 +72,6 @@ class Writers:
             cut(form, file.name, length)
             if form == "vtt" and os.fstat(file.fileno()).st_size == 0:
                 self.put("vtt", "WEBVTT\n\n")
-
-    def __enter__(self) -> Writers:
-        return self
 
     def __exit__(self, *_) -> None:
         for form, file in self.files.items():

@@ -141,7 +141,7 @@ class State:
                     self.context.restart()
                 yield x
         except KeyboardInterrupt:
-            if self.path and self.writers is not None:
+            if self.writers is not None:
                 self.save()
             raise
 
@@ -154,19 +154,18 @@ class State:
         """
         after_live_narration = narrated and self.given.source.is_live
         long_ago = time.monotonic() - self.save_time >= EVERY
-        if self.path is None or self.context.guessed:
-            return
-        if after_live_narration or long_ago:
+        if (after_live_narration or long_ago) and not self.context.guessed:
             self.save()
 
     def end(self) -> None:
         """Save the stream, after the last frame."""
-        if self.path:
-            # a live source never is done: the next command appends to its files
-            self.save(done=not self.given.source.is_live)
+        # a live source never is done: the next command appends to its files
+        self.save(done=not self.given.source.is_live)
 
     def save(self, done: bool = False) -> None:
         """Write the file; done: the recording is narrated to its end."""
+        if self.path is None:
+            return
         if self.camera is not None:
             self.live_clock = self.camera.wall - self.camera.time
         header = {

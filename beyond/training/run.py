@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, fields
 from math import isfinite
 from pathlib import Path
@@ -88,7 +88,7 @@ def weights_from_first(parameters: dict[str, Tensor]) -> None:
 
 # ------------------------------------------------------------------ one training
 
-class Run:
+class Run(AbstractContextManager):
     """What a training needs that is not the paper's: several processes, states, the log.
 
         with Run("narrator", options) as run:
@@ -125,9 +125,6 @@ class Run:
         # go on.
         self.steps_done: int | None = 0
         self.saved = 0
-
-    def __enter__(self) -> Run:
-        return self
 
     def steps(
         self,
