@@ -3,6 +3,7 @@ give, and the sentences without them."""
 from dataclasses import dataclass
 from pathlib import Path
 
+from evaluate import average
 from support.common.disk import expecting, is_number, read_json
 from support.files.narrations import is_list_of
 from support.files.sentences import Sentence, frame_at
@@ -49,10 +50,6 @@ def recall_of_words(pairs: list[tuple[Sentence, str]]) -> dict[str, float | None
         words = text.rstrip(".").split()
         memory_words += [word in words for word in needed]
     return {
-        "memory_words": share(memory_words),
-        "exact_without_memory": share(exact_without_memory),
+        "memory_words": average(memory_words),
+        "exact_without_memory": average(exact_without_memory),
     }
-
-
-def share(rights: list[bool]) -> float | None:
-    return sum(rights) / len(rights) if rights else None
