@@ -171,11 +171,10 @@ def each_name_once(pairs: list[tuple[str, object]]) -> dict:
 def read_json(path: Path):
     """The content of a JSON file. BadData if it is damaged."""
     text = read_text(path)
-    try:
+    if is_pointer(path):
+        raise BadData(f"{path}: {POINTER}")
+    with expecting(path, "JSON"):
         return parse_json(text)
-    except (ValueError, RecursionError) as error:
-        reason = POINTER if is_pointer(path) else f"is not JSON ({first_line(error)})"
-        raise BadData(f"{path}: {reason}") from None
 
 
 POINTER = "is a Git LFS pointer, not the file that it stands for; get that by `git lfs pull`"

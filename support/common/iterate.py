@@ -1,5 +1,6 @@
 """Iterators whose items a thread prepares ahead."""
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from queue import SimpleQueue
 from threading import Semaphore, Thread
 
@@ -15,20 +16,16 @@ def prefetch(items: Iterable, size: int) -> Iterator:
     An error is raised in place of its item. Ctrl-C works while the thread waits for an item.
     """
     ready = SimpleQueue()                                # (item, None), or (None, error)
-    room = Semaphore(size)
+    room = Semaphore(size - 1)                           # beside the item that is made
     end = object()                                       # comes after the last item
     abandoned = False
 
     def make():
         try:
-            source = iter(items)
-            while True:
+            for item in chain(items, [end]):
+                ready.put((item, None))
                 room.acquire()
                 if abandoned:
-                    return
-                item = next(source, end)
-                ready.put((item, None))
-                if item is end:
                     return
         except BaseException as error:
             ready.put((None, error))

@@ -39,11 +39,7 @@ def locked(folder: str | Path, name: str = "") -> Iterator[None]:
     """
     folder = Path(folder)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadData(f"{folder}: cannot be made ({error.strerror}); "
-                      f"choose another place") from error
+    folder.mkdir(parents=True, exist_ok=True)
     file = folder / f".{name}.lock"
     lock = FileLock(file, timeout=0)
     try:

@@ -18,9 +18,6 @@ class LinesOnStderr:
         if text.strip():
             print(text.strip(), file=sys.stderr)
 
-    def flush(self) -> None:
-        sys.stderr.flush()
-
 
 def progress(items: Iterable | None = None, desc: str = "", total: int | None = None,
              unit: str = "", **how):

@@ -224,9 +224,9 @@ def test_no_text_is_garbled(tmp_path, encoding):
 def test_what_stands_in_place_of_a_file_is_named(tmp_path):
     file = tmp_path / "a.json"
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{64 * '0'}\nsize 999\n".encode()
-    for content, words in ((b"", "is not JSON ("), (pointer, "is a Git LFS pointer"),
+    for content, words in ((b"", "expected JSON (JSONDecodeError: "), (pointer, "is a Git LFS pointer"),
                            (b"fine" * 2000 + b"\xff", "is not UTF-8 text (invalid start byte at byte 8000"),
-                           (b"[1", "is not JSON ("), (b"[-Infinity]", "is not JSON (-Infinity is no number")):
+                           (b"[1", "expected JSON (JSONDecodeError: "), (b"[-Infinity]", "expected JSON (ValueError: -Infinity is no number")):
         file.write_bytes(content)
         with pytest.raises(BadData, match=re.escape(f"{file}: {words}")):
             read_json(file)

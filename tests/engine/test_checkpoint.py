@@ -65,7 +65,7 @@ def weights(change):
      f"{CONNECTOR} is quantised .I8."),
     (weights(lambda tensors: tensors[CONNECTOR].fill_(float("nan"))), "no finite numbers in 1 tensors"),
     (with_text("adapter_model.safetensors", "no tensors"), "a whole .safetensors file is read"),
-    (with_text("narrator.json", "{"), "is not JSON"),
+    (with_text("narrator.json", "{"), "expected JSON"),
     (with_text("narrator.json", '{"theta": 0.5, "thta": 1}'), "thta"),
     (with_text("narrator.json", '{"memory_tokens": "20"}'), "memory_tokens"),
     (with_text("narrator.json", '{"memory": "clamm"}'), "clamm"),
