@@ -1,6 +1,7 @@
-"""Texts that come from elsewhere, as they are shown: narrations in one line, addresses without
-secrets."""
+"""Texts that come from elsewhere, as they are shown: narrations in one line, clocks, addresses
+without secrets."""
 import re
+from collections.abc import Iterable
 from urllib.parse import unquote
 
 # line breaks of every kind, tabs and ordinary blanks
@@ -21,6 +22,12 @@ def one_line(text: str) -> str:
     if text.isprintable() and "  " not in text:          # nearly all: nothing to take out
         return text.strip(" ")
     return BLANKS.sub(" ", OBEYED.sub("", text)).strip(" ")
+
+
+def seconds_of(clock: Iterable[str | None]) -> float:
+    """Hours, minutes and seconds: ("01", "02", "03,500") -> 3723.5; None is 0."""
+    hours, minutes, seconds = (float((part or "0").replace(",", ".")) for part in clock)
+    return round(3600 * hours + 60 * minutes + seconds, 6)     # the float that the digits mean
 
 
 def counted(number: int, word: str) -> str:

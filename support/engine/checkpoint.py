@@ -231,7 +231,6 @@ def inferred_settings(weights: dict[str, Tensor], folder: Path) -> dict:
         "memory_tokens": len(queries),
         "memory_target": "base_model.model.clustering.tgt_embed.weight" in weights,
         "readout": "cls",
-        "last_k": None,
         "width": width,
     }
 

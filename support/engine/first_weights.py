@@ -36,16 +36,10 @@ def first_weights(
     if connector_start == "mimetic":
         start_connector(narrator.connector, x)
     else:
-        start_linear_layers(narrator.connector)
-
-
-@torch.no_grad()
-def start_linear_layers(module: nn.Module):
-    """The linear layers of a module as in the authors' code: N(0, 0.02), biases 0."""
-    for layer in module.modules():
-        if isinstance(layer, nn.Linear):
-            nn.init.normal_(layer.weight, std=0.02)
-            nn.init.zeros_(layer.bias)
+        for layer in narrator.connector:
+            if isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
 
 
 @torch.no_grad()

@@ -85,13 +85,13 @@ class FrozenModel:
 
     def weight_files(self) -> list[Path]:
         """The files that transformers reads: model.safetensors, or else those that its index names."""
-        from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
-        index = self.folder / SAFE_WEIGHTS_INDEX_NAME
-        if (self.folder / SAFE_WEIGHTS_NAME).is_file():
-            return [self.folder / SAFE_WEIGHTS_NAME]
+        whole = self.folder / "model.safetensors"
+        if whole.is_file():
+            return [whole]
+        index = self.folder / "model.safetensors.index.json"
         if not index.is_file():
-            raise cannot_be_loaded(self.source, self.kind, f"it has no {SAFE_WEIGHTS_NAME} (pickles, "
-                                   f"as pytorch_model.bin, are not read)")
+            raise cannot_be_loaded(self.source, self.kind, "it has no model.safetensors (pickles, as "
+                                                           "pytorch_model.bin, are not read)")
         with expecting(index, '{"weight_map": {name of a tensor: file}}'):
             return [self.folder / name for name in sorted({*read_object(index)["weight_map"].values()})]
 

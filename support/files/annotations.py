@@ -70,19 +70,13 @@ def what_to_download(name: str, root: Path, split: str) -> NotDownloaded:
     if name in RAW_FILES:
         file = RAW_FILES[name].format(split=split)
         raw = f",\n               or {file} from {OWNERS[name]}"
-    features = root / "features_metadata.json"
-    if features.is_file():
-        needed = f"{features} is there"
-    else:
-        needed = (
-            f"{features} and the files it names under {root}/features,\n"
-            f"               from FlowNar-Data (parts of a .tar are joined by cat; its egoexo is our\n"
-            f"               egoexo4d), or by python data.py encode VIDEO... --output {root}/features")
     return NotDownloaded(
         f"{name} has no annotations in {root} (--root FOLDER looks elsewhere). It needs two things:\n"
         f"  annotations  {root}/annotations/{published}"
         f"  from huggingface.co/datasets/zeyun-zhong/FlowNar-Data{raw}\n"
-        f"  features     {needed}\n"
+        f"  features     {root}/features_metadata.json and the files it names under {root}/features,\n"
+        f"               from FlowNar-Data (parts of a .tar are joined by cat; its egoexo is our\n"
+        f"               egoexo4d), or by python data.py encode VIDEO... --output {root}/features\n"
         f"To try training at once, without any data: --data toy")
 
 
@@ -200,13 +194,10 @@ def tracks(name: str, root: Path, split: str, notes: Notes) -> list[NarratedVide
     return kept
 
 
-# video, annotator, what the camera wearer sees, what not: only EgoExo4D says so
-Annotated = tuple[str, str, list[Sentence], list[Sentence]]
-
-
-def every_annotator(name: str, root: Path, split: str, notes: Notes) -> Iterator[Annotated]:
-    """All annotators of a split, also without sentences; from the authors' files if they are there,
-    else from the raw ones.
+def every_annotator(name: str, root: Path, split: str, notes: Notes) -> Iterator[tuple]:
+    """(video, annotator, sentences of what the camera wearer sees, and of what not) of all annotators
+    of a split, also of those without sentences. Only EgoExo4D says what is not seen. The authors'
+    files are read if they are there, else the raw ones.
 
     Raises as `tracks` does.
     """

@@ -13,7 +13,7 @@ not as it is read raises BadData with the file and the line with which a cue or 
 """
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from html import unescape
 from io import StringIO
 from operator import attrgetter
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from support.common.disk import read_text
 from support.common.errors import BadData
-from support.common.text import one_line
+from support.common.text import one_line, seconds_of
 from support.files.sentences import Notes, Sentence
 
 READ = {
@@ -69,12 +69,6 @@ def read_cues(path: Path, notes: Notes) -> list[Sentence]:
 def check_line(is_right, path: Path, line: int) -> None:
     if not is_right:
         raise BadData(f"{path}, line {line}: expected {READ[path.suffix.lower()]}")
-
-
-def seconds_of(clock: Sequence[str | None]) -> float:
-    """("01", "02", "03,500") -> 3723.5"""
-    hours, minutes, seconds = (float((part or "0").replace(",", ".")) for part in clock)
-    return round(3600 * hours + 60 * minutes + seconds, 6)     # the float that the digits mean
 
 
 # --------------------------------------------------------------------------------------- subtitles

@@ -52,10 +52,10 @@ def encode_videos(videos: list[str], output: Path, load: Callable, settings: dic
     to_do = together(lambda: [features for features, wanted in mine.items()
                               if not is_made(features, wanted, renew)])
 
-    def encode_missing() -> list[str]:
-        """-> the videos that could not be encoded."""
+    def encode_missing() -> int:
+        """-> how many videos could not be encoded."""
         encoder = load() if to_do else None
-        failed = []
+        failed = 0
         for features in progress(to_do, "encoding", unit="video"):
             source = sources[features]
             try:
@@ -65,12 +65,12 @@ def encode_videos(videos: list[str], output: Path, load: Callable, settings: dic
                         encode_video(source, features, encoder, header, batch)
             except (UnreadableVideo, Locked) as error:
                 say(str(error))
-                failed.append(source)
+                failed += 1
         return failed
 
-    failed = sum(in_shares(encode_missing), [])
+    failed = sum(in_shares(encode_missing))
     if failed:
-        raise KnownToAll(f"{len(failed)} of {len(videos)} videos could not be encoded (named "
+        raise KnownToAll(f"{failed} of {len(videos)} videos could not be encoded (named "
                          f"above); the others are done")
 
 

@@ -27,7 +27,7 @@ from av.video.reformatter import VideoReformatter
 from support.common.disk import replacing
 from support.common.errors import BadData
 from support.common.progress import say
-from support.common.text import without_secrets
+from support.common.text import seconds_of, without_secrets
 from support.files.clock import Decoded, presented
 from support.files.sources import source_of
 
@@ -366,8 +366,7 @@ def promised(container, stream) -> float | None:
     tag = re.fullmatch(r"(\d{1,9}):(\d{1,9}):(\d{1,9}(?:\.\d*)?)",
                        stream.metadata.get("DURATION", ""))
     if tag:
-        hours, minutes, seconds = map(float, tag.groups())
-        end = 3600 * hours + 60 * minutes + seconds
+        end = seconds_of(tag.groups())
     elif stream.duration is not None:
         begin = float(stream.start_time * stream.time_base) if stream.start_time else start
         end = begin + float(stream.duration * stream.time_base)
