@@ -250,8 +250,9 @@ def test_a_slow_decoder_stays_near_its_stream(monkeypatch, clock, decoding, key,
 
 def test_until_the_first_picture_it_is_told_what_comes(sender, messages, monkeypatch):
     monkeypatch.setattr(live, "PATIENCE", 0.3)
+    monkeypatch.setattr(live, "LONGEST_PAUSE", 0.1)
     sender.mode = "frozen"
-    threading.Timer(1, setattr, (sender, "mode", "ok")).start()
+    threading.Timer(0.6, setattr, (sender, "mode", "ok")).start()
     next(iter(Camera(sender.url)))
     texts = [text for _, _, text in messages]
     assert texts[0] == "no picture yet"
@@ -297,6 +298,7 @@ def arguments(*words):
 
 def test_a_source_that_goes_bad_is_noticed(messages, monkeypatch):
     monkeypatch.setattr(live, "PATIENCE", 1.0)
+    monkeypatch.setattr(live, "LONGEST_PAUSE", 0.1)
 
     def texts_of(source):
         return [text for _, camera, text in messages if camera is source]
@@ -585,7 +587,7 @@ def test_a_recording_waits_for_whoever_reads_it(sender):
     threads = threading.active_count()
     pictures = prefetch(Video(sender.url, fps=20), 4)
     first = number(next(pictures))
-    time.sleep(1)
+    time.sleep(0.6)
     assert number(next(pictures)) - first < 3          # tenths of a second
     pictures.close()
     sender.mode = "dead"

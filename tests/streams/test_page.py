@@ -24,8 +24,7 @@ from support.common.errors import BadData
 from support.files.sources import source_of
 from support.files.video import Video, small_copy
 from toy.places import kitchen_of
-from toy.world import name_of_thing
-from toy.world import PLACES, Kitchen
+from toy.world import PLACES, Kitchen, name_of_thing
 from test_commands import call
 from test_stream import narrated_kitchen
 

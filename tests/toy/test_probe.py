@@ -22,8 +22,7 @@ def test_in_words():
     probe.linear.weight.zero_()
     probe.linear.bias.copy_(bias.flatten())
     memory = torch.randn(2, 2)
-    said = in_words(probe, memory)
-    assert said == ["shelf: red bowl (1.00, 8 s)", "rack: green pan (0.45, 1 s)"]
+    assert in_words(probe, memory) == ["shelf: red bowl (1.00, 8 s)", "rack: green pan (0.45, 1 s)"]
     each = recalled(probe, memory)
     assert len(each) == PLACES
     assert each[0] == ("red bowl", 1.0, 8.0)
