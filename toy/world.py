@@ -193,7 +193,7 @@ class Kitchen:
     furniture, 3 for the light, 4 for idle time, 5 for what covers the camera.
     """
 
-    def __init__(self, seed: int, segments: int = 12, world: World = WORLDS["plain"]):
+    def __init__(self, seed: int, segments: int = 12, world: World = World()):
         self.seed = seed
         self.world = world
         self.narrations = [Annotation(0, OPENING)]
@@ -560,8 +560,7 @@ SEGMENTS = (8, 12)                                             # least and most 
 MEAN_SEGMENT = 3.5                                             # seconds
 
 
-def kitchens(split: str, count: int | None = None,
-             world: World = WORLDS["plain"]) -> Iterator[Kitchen]:
+def kitchens(split: str, count: int | None = None, world: World = World()) -> Iterator[Kitchen]:
     """The first `count` videos of a split. The number of segments is drawn from the seed."""
     low, high = SEGMENTS
     for seed in SEEDS[split][:count or VIDEOS[split]]:
@@ -569,7 +568,7 @@ def kitchens(split: str, count: int | None = None,
         yield Kitchen(seed, int(rng.integers(low, high + 1)), world)
 
 
-def lasting(seed: int, seconds: float, world: World = WORLDS["plain"]) -> Kitchen:
+def lasting(seed: int, seconds: float, world: World = World()) -> Kitchen:
     """A video of about so many seconds, up to the end of a segment."""
     segments = ceil(seconds / MEAN_SEGMENT)
     # Segments vary in length: correct their number.

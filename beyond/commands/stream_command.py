@@ -136,9 +136,7 @@ class NarratedInput:
                         trace["places"] = recalled(self.probe, self.context.memory[0])
                 if live:
                     trace["time"] = self.video.time
-                writers.trace(trace)
-                if row is not None:
-                    writers.sentence(row)
+                writers.write(trace, row)
                 if self.page is not None:
                     self.page.tell(trace, row)
                 self.peak = max(self.peak, decision.most_tokens)

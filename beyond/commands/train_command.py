@@ -279,8 +279,8 @@ def train_on_files(options: Options) -> None:
         write_card(narrator.config, len(videos), options)
     if has_own_videos:
         tell_learned(narrator, samples, "training videos")
-    if has_own_videos and held_out:
-        tell_learned(narrator, held_out, "held-out videos")
+        if held_out:
+            tell_learned(narrator, held_out, "held-out videos")
 
 
 def steps_to_validation(options: Options, videos: int) -> int:

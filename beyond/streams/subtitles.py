@@ -96,15 +96,17 @@ class Writers(AbstractContextManager):
                 file.write(text)
                 file.flush()
 
-    def sentence(self, row: dict) -> None:
-        """Write a narration: n, start, end (seconds), text, and further fields for the JSONL."""
-        self.put("jsonl", json.dumps(row) + "\n")
-        self.put("srt", srt_cue(row["n"], row["start"], row["end"], row["text"]))
-        self.put("vtt", vtt_cue(row["start"], row["end"], row["text"]))
+    def write(self, trace: dict, row: dict | None) -> None:
+        """Write a row of the trace and the narration of its frame, if any: n, start, end (seconds),
+        text, and further fields for the JSONL.
 
-    def trace(self, row: dict) -> None:
-        """Write a row of the trace. The last frame may be decided twice; its last row counts."""
-        self.put("trace", json.dumps(row) + "\n")
+        The last frame may be decided twice; its last row of the trace counts.
+        """
+        self.put("trace", json.dumps(trace) + "\n")
+        if row is not None:
+            self.put("jsonl", json.dumps(row) + "\n")
+            self.put("srt", srt_cue(row["n"], row["start"], row["end"], row["text"]))
+            self.put("vtt", vtt_cue(row["start"], row["end"], row["text"]))
 
 
 def cut(form: str, path: str, length: int | None = None) -> None:

@@ -172,8 +172,7 @@ def test_no_output_ends_in_half_a_line(tmp_path):
     with no_room(), pytest.raises(BadData, match="[ab].jsonl: cannot be written .*too large"):
         with Writers(given) as writers:
             for n in range(100):
-                writers.trace({"frame": n})
-                writers.sentence({"n": n, "start": n, "end": n, "text": "You look."})
+                writers.write({"frame": n}, {"n": n, "start": n, "end": n, "text": "You look."})
     rows = read_jsonl(tmp_path / "a.jsonl")
     assert [row["n"] for row in rows] == list(range(len(rows)))
     assert len(read_jsonl(tmp_path / "b.jsonl")) == len(rows) + 1

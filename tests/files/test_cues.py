@@ -164,7 +164,7 @@ def test_two_streams_in_one_file_are_refused(tmp_path):
     for _ in range(2):
         with Writers(live) as writers:
             for n in range(2):
-                writers.sentence({"n": n, "start": n, "end": n + 1.0, "text": "A"})
+                writers.write({}, {"n": n, "start": n, "end": n + 1.0, "text": "A"})
     for form, path in live.files.items():
         with pytest.raises(BadData, match=f"b.{form}"):
             read_predictions(tmp_path / f"b.{form}")
@@ -205,7 +205,7 @@ def written(folder, rows) -> dict:
     files = {form: str(folder / f"a.{form}") for form in ("jsonl", "srt", "vtt")}
     with Writers(Input(source_of("a.mp4"), "", files)) as writers:
         for row in rows:
-            writers.sentence(row)
+            writers.write({}, row)
     return {form: folder / f"a.{form}" for form in files}
 
 
