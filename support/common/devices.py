@@ -78,7 +78,7 @@ def under_torchrun() -> bool:
 
 def is_first_here() -> bool:
     """Whether this is the first, or only, process on this machine."""
-    return rank() == (0, 1) or int(os.environ["LOCAL_RANK"]) == 0
+    return is_first() or int(os.environ["LOCAL_RANK"]) == 0
 
 
 def check_launcher() -> None:

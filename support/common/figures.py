@@ -1,8 +1,8 @@
 """Figures and tables."""
-import sys
 from pathlib import Path
 
 from support.common.disk import replacing
+from support.common.progress import say
 
 
 def pyplot():
@@ -18,7 +18,7 @@ def save_figure(figure, png: str | Path) -> None:
     with replacing(png) as part:
         figure.savefig(part, dpi=100, format="png", bbox_inches="tight")
     pyplot().close(figure)
-    print(f"written: {png}", file=sys.stderr)
+    say(f"written: {png}")
 
 
 def print_table(rows: list[tuple[str, dict]]):

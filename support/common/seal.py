@@ -14,6 +14,7 @@ import torch
 
 from support.common.errors import BadData
 from support.common.progress import say_as_one
+from support.common.text import listed
 
 PIECE = 2 ** 20                         # numbers or bytes that are looked at together
 # of the features of a data set, at each start of a run: 4 GB take about 2 seconds
@@ -35,8 +36,7 @@ def refuse_if_changed(
     """
     changed = what_differs(kept, present)
     if changed:
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        raise BadData(f"{what} was made with {'; '.join(changed[:3])}{more}; {advice}")
+        raise BadData(f"{what} was made with {listed(changed, '; ')}; {advice}")
 
 
 def what_differs(kept: dict, present: dict) -> list[str]:

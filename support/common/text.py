@@ -1,7 +1,7 @@
 """Texts that come from elsewhere, as they are shown: narrations in one line, clocks, addresses
 without secrets."""
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from urllib.parse import unquote
 
 # line breaks of every kind, tabs and ordinary blanks
@@ -33,6 +33,12 @@ def seconds_of(clock: Iterable[str | None]) -> float:
 def counted(number: int, word: str) -> str:
     """A number with its word, such as "1 frame" and "2 frames"."""
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def listed(words: Sequence[str], separator: str = ", ") -> str:
+    """At most three of some words, and how many more there are."""
+    more = f" and {len(words) - 3} more" if len(words) > 3 else ""
+    return separator.join(words[:3]) + more
 
 
 def without_controls(text: str) -> str:

@@ -22,8 +22,9 @@ from support.common.disk import expecting, write_json, write_tensors
 from support.common.errors import BadData
 from support.common.progress import say_as_one
 from support.common.seal import digest_of, marks_of
+from support.common.text import listed
 from support.engine.folders import (
-    ADAPTER, WEIGHTS, listed, model_folder, name_and_revision, portable_path, read_object, tensors_of,
+    ADAPTER, WEIGHTS, model_folder, name_and_revision, portable_path, read_object, tensors_of,
 )
 from support.engine.frozen import FrozenModel, faster_dtype, find_model, load_llm
 from support.engine.lora import TARGETS
@@ -252,7 +253,7 @@ def load_parameters(parameters: dict[str, Tensor], weights: dict[str, Tensor], f
     }
     for problem, names in problems.items():
         if names:
-            raise BadData(f"{file} {problem} {len(names)} tensors: {listed(names)}; is it damaged, "
+            raise BadData(f"{file} {problem} {len(names)} tensors: {listed(sorted(names))}; is it damaged, "
                           f"or were other layers trained (target_modules, modules_to_save)?")
     for name, parameter in parameters.items():
         parameter.copy_(weights[name])

@@ -1,5 +1,5 @@
 """The folders of models, of this machine or of the hub: found, and read with clear errors."""
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -123,10 +123,3 @@ def tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
     except Exception as error:                  # damaged files raise anything
         what = POINTER if is_pointer(file) else f"cannot be read ({first_line(error)})"
         raise BadData(f"{file} {what}; a whole .safetensors file is read") from error
-
-
-def listed(names: Iterable[str]) -> str:
-    """At most three of the names, for a message."""
-    names = sorted(names)
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more

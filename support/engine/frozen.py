@@ -16,9 +16,10 @@ from torch import Tensor
 from support.common.disk import expecting
 from support.common.errors import BadData, first_line
 from support.common.seal import MARKS, digest_of, known_mark, marks_of
+from support.common.text import listed
 from support.engine.cpu import is_large, multiplies_bf16
 from support.engine.folders import (
-    MODELS, cannot_be_loaded, listed, loading, model_folder, read_object, tensors_of,
+    MODELS, cannot_be_loaded, loading, model_folder, read_object, tensors_of,
 )
 
 # of a model's settings, what changes with the program that wrote it, and how it is stored
@@ -127,7 +128,7 @@ def load_weights(Class: type, model: FrozenModel, dtype: torch.dtype):
             names = report[f"{problem}_keys"]
             if names:
                 raise BadData(f"of its weights, {len(names)} are {problem}: "
-                              f"{listed(str(name) for name in names)}")
+                              f"{listed(sorted(map(str, names)))}")
         for name, parameter in loaded.named_parameters():
             if not parameter.data.sum(dtype=torch.float32).isfinite():
                 raise BadData(f"its weights are not finite in {dtype} ({name}); are its files "

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from support.common.errors import BadData
-from support.engine.folders import listed
+from support.common.text import listed
 
 # all linear layers
 TARGETS = "model.*(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)|lm_head$"

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from support.common.disk import expecting, read_json
 from support.common.errors import BadData
-from support.common.iterate import prefetch
+from support.common.iterate import next_one_ready, prefetch
 from support.common.seal import known_mark, mark_of_numbers
+from support.common.text import listed
 from support.files.sources import Source
 from support.files.video import Video
 
@@ -37,8 +38,8 @@ READ = "what is read is .safetensors, or .pt with one tensor [frames, tokens, wi
 def open_features(path: Path, name: str | None = None) -> Iterator[tuple[Tensor, dict[str, str]]]:
     """Open a file of features -> (features [T, J, D], what the file says of itself).
 
-    The features are a view of the file, which stays open with them: what is not used is not read.
-    Only files of `data.py encode` say something; of others, {}.
+    The features are a view of the file: what is not used is not read. Only files of `data.py encode`
+    say something; of others, {}.
 
     name    of the tensor, in a .safetensors file with several
 
@@ -47,24 +48,25 @@ def open_features(path: Path, name: str | None = None) -> Iterator[tuple[Tensor,
     if not path.is_file():
         raise BadData(f"{path}: no such file")
     try:
+        header = {}
         if path.suffix.lower() == ".pt":
             x = torch.load(path, map_location="cpu", mmap=True, weights_only=True).detach()
-            check_shape(path, x)
-            yield x, {}
-            return
-        with safe_open(path, "pt") as file:
-            names = sorted(file.keys())
-            if name is None and len(names) == 1:
-                name = names[0]
-            if name not in names:
-                raise BadData(f"{path}: holds {len(names)} tensors; give FILE:NAME, of "
-                              f"{', '.join(names[:4])}")
-            header = file.metadata() or {}
-            if not {"vision", "grid", "fps", "duration"} <= header.keys():
-                header = {}
-            x = file.get_tensor(name)
-            check_shape(path, x)
-            yield x, header
+        else:
+            with safe_open(path, "pt") as file:
+                names = sorted(file.keys())
+                if name is None and len(names) == 1:
+                    name = names[0]
+                if name not in names:
+                    raise BadData(f"{path}: holds {len(names)} tensors; give FILE:NAME, of "
+                                  f"{listed(names)}")
+                x = file.get_tensor(name)
+                about = file.metadata() or {}
+            if {"vision", "grid", "fps", "duration"} <= about.keys():
+                header = about
+        if x.dim() != 3 or 0 in x.shape or not x.is_floating_point():
+            raise BadData(f"{path}: features must be [frames, tokens, width] in floating point, none "
+                          f"of them 0, not {list(x.shape)} in {x.dtype}")
+        yield x, header
     except BadData:
         raise
     except Exception as error:                 # a damaged pickle can raise nearly anything
@@ -102,12 +104,6 @@ def encoder_mark(header: dict[str, str], config, what: str = "the features") -> 
     if not (mark and config.vision_mark) and Path(made_by).name != Path(config.vision).name:
         raise BadData(f"{what} are those of another vision model: {advice}")
     return known_mark(what, "vision model", mark, config.vision_mark, advice)
-
-
-def check_shape(path: Path, x: Tensor) -> None:
-    if x.dim() != 3 or 0 in x.shape or not x.is_floating_point():
-        raise BadData(f"{path}: features must be [frames, tokens, width] in floating point, none "
-                      f"of them 0, not {list(x.shape)} in {x.dtype}")
 
 
 def check_finite(path: Path, x: Tensor) -> None:
@@ -171,7 +167,7 @@ def open_frames(source: Source, config, encode: Callable[[Tensor], Tensor], batc
         x = load_features(source, config)
         return iter(x[skip:]), len(x), None
     # in a thread, because Ctrl-C does not reach FFmpeg while it waits for a pipe
-    video = next(prefetch((open_video(source.given, config.fps, largest) for _ in range(1)), 1))
+    video = next(next_one_ready([lambda: open_video(source.given, config.fps, largest)]))
     pictures = video
     if isinstance(video, Video):               # other sources have a thread already
         pictures = prefetch(video, 2 * batch)

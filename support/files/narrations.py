@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from support.common.disk import expecting, is_number, read_json, read_jsonl
 from support.common.errors import BadData
-from support.common.text import one_line
+from support.common.text import listed, one_line
 from support.files.cues import read_cues
 from support.files.sentences import NarratedVideo, Notes, Sentence
 
@@ -39,9 +39,9 @@ def read_predictions(path: Path, notes: Notes | None = None) -> dict[str, list[S
     return {video: sentences for video, [sentences] in videos.items()}
 
 
-def read_truth(path: Path, notes: Notes | None = None) -> dict[str, NarratedVideo]:
+def read_truth(path: Path, notes: Notes) -> dict[str, NarratedVideo]:
     """{video: its true narrations} from a file or a folder (forms: see above)."""
-    videos = read_narrations(path, notes or Notes(), several=True)
+    videos = read_narrations(path, notes, several=True)
     return {video: NarratedVideo(annotators) for video, annotators in videos.items()}
 
 
@@ -63,7 +63,7 @@ def paired(truths: dict, predictions: dict, gt: str, pred: str,
     alone = sorted(truths.keys() ^ predictions.keys())
     if alone:
         raise BadData(f"{len(alone)} videos are in one of {gt} and {pred} alone: "
-                      f"{', '.join(alone[:3])} (--partial leaves out those without predictions)")
+                      f"{listed(alone)} (--partial leaves out those without predictions)")
     return truths, predictions
 
 

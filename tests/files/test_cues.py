@@ -139,7 +139,7 @@ JSON |= {"narrations": {"narrations": JSON["a list"], "fps": 3}, "by video": {"a
 def test_json_is_read(tmp_path, name):
     path = tmp_path / "a.json"
     path.write_text(json.dumps(JSON[name]))
-    readers = [lambda: read_predictions(path)["a"], lambda: read_truth(path)["a"].annotators[0]]
+    readers = [lambda: read_predictions(path)["a"], lambda: read_truth(path, Notes())["a"].annotators[0]]
     if name != "by video":
         readers.append(lambda: read_sentences(path, Notes()))
     for reader in readers:
