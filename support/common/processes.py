@@ -216,9 +216,9 @@ def together(call: Callable, *values, patiently: bool = False) -> Any:
     return result
 
 
-def sum_of(call: Callable, *values) -> list[float]:
-    """The numbers that call(*values) gives, summed over all processes; see `together`."""
-    return summed(*together(call, *values))
+def sum_of(call: Callable) -> list[float]:
+    """The numbers that call() gives, summed over all processes; see `together`."""
+    return summed(*together(call))
 
 
 def my_share(items: Sequence) -> Sequence:

@@ -14,7 +14,7 @@ notes       counts of all corrections made while reading. Nothing is dropped sil
 """
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
 
@@ -140,8 +140,8 @@ def take_names(root: Path) -> dict[str, str]:
         return {take["take_uid"]: take["take_name"] for take in read_json(path)}
 
 
-def ego4d_split(root: Path, split: str, videos: Iterable[str]) -> list[str]:
-    """The videos of a split.
+def ego4d_split(root: Path, split: str, content: dict) -> dict:
+    """The entries of the videos of a split.
 
     val     in the validation set of a benchmark
     test    in the test set of a benchmark, and in no validation set
@@ -159,7 +159,8 @@ def ego4d_split(root: Path, split: str, videos: Iterable[str]) -> list[str]:
             with expecting(path, AS_PUBLISHED):
                 for row in read_json(path)[key]:
                     split_of[row.get("video_uid")] = listed_split
-    return [video for video in videos if split_of.get(video, "train") == split]
+    return {video: entry for video, entry in content.items()
+            if split_of.get(video, "train") == split}
 
 
 # ------------------------------------------------------------------------ tracks of a data set
@@ -220,9 +221,8 @@ def every_annotator(name: str, root: Path, split: str, notes: Notes) -> Iterator
         elif path.name == published:           # {video: {annotator: [{"time", "text"}]}}
             rows_of = content
         else:
-            content = content.get("videos", content)
-            of_split = ego4d_split(root, split, content)
-            rows_of = ego4d_raw({video: content[video] for video in of_split}, notes)
+            of_split = ego4d_split(root, split, content.get("videos", content))
+            rows_of = ego4d_raw(of_split, notes)
         for video in list(rows_of):
             rows_of_video = rows_of.pop(video)  # so that half of millions of rows are in memory
             for annotator, rows in rows_of_video.items():
