@@ -111,7 +111,7 @@ def test_every_file_says_what_it_is(path):
 # folding two thoughts into one line. A commit that needs more raises the number, and says why.
 BUDGET = {
     "the six files": 15_150,                   # each of them is its script
-    "support": 31_700,                         # trials of models, marks over all bytes
+    "support": 31_250,                         # trials of models, marks over all bytes
     "beyond": 10,                              # a line on what it is
     "beyond/baselines": 4_520,
     "beyond/commands": 11_600,                 # options that say what they need
@@ -121,7 +121,7 @@ BUDGET = {
     "docs": 2_600,
     "toy": 9_950,
 }
-WHOLE = 98_400
+WHOLE = 96_800
 
 
 def test_no_room_is_larger_than_its_budget():
