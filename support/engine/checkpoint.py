@@ -253,7 +253,8 @@ def load_parameters(parameters: dict[str, Tensor], weights: dict[str, Tensor], f
     }
     for problem, names in problems.items():
         if names:
-            raise BadData(f"{file} {problem} {len(names)} tensors: {listed(sorted(names))}; is it damaged, "
-                          f"or were other layers trained (target_modules, modules_to_save)?")
+            raise BadData(f"{file} {problem} {len(names)} tensors: {listed(sorted(names))}; is it "
+                          f"damaged, or were other layers trained (target_modules, "
+                          f"modules_to_save)?")
     for name, parameter in parameters.items():
         parameter.copy_(weights[name])

@@ -36,7 +36,7 @@ def first_weights(
     if connector_start == "mimetic":
         start_connector(narrator.connector, x)
     else:
-        for layer in narrator.connector:
+        for layer in narrator.connector:                               # as in the authors' code
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=0.02)
                 nn.init.zeros_(layer.bias)

@@ -91,8 +91,8 @@ class FrozenModel:
             return [whole]
         index = self.folder / "model.safetensors.index.json"
         if not index.is_file():
-            raise cannot_be_loaded(self.source, self.kind, "it has no model.safetensors (pickles, as "
-                                                           "pytorch_model.bin, are not read)")
+            raise cannot_be_loaded(self.source, self.kind, "it has no model.safetensors (pickles, "
+                                                           "as pytorch_model.bin, are not read)")
         with expecting(index, '{"weight_map": {name of a tensor: file}}'):
             return [self.folder / name for name in sorted({*read_object(index)["weight_map"].values()})]
 

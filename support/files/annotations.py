@@ -74,7 +74,8 @@ def what_to_download(name: str, root: Path, split: str) -> NotDownloaded:
         f"{name} has no annotations in {root} (--root FOLDER looks elsewhere). It needs two things:\n"
         f"  annotations  {root}/annotations/{published}"
         f"  from huggingface.co/datasets/zeyun-zhong/FlowNar-Data{raw}\n"
-        f"  features     {root}/features_metadata.json and the files it names under {root}/features,\n"
+        f"  features     {root}/features_metadata.json and the files it names under "
+        f"{root}/features,\n"
         f"               from FlowNar-Data (parts of a .tar are joined by cat; its egoexo is our\n"
         f"               egoexo4d), or by python data.py encode VIDEO... --output {root}/features\n"
         f"To try training at once, without any data: --data toy")
@@ -196,9 +197,9 @@ def tracks(name: str, root: Path, split: str, notes: Notes) -> list[NarratedVide
 
 
 def every_annotator(name: str, root: Path, split: str, notes: Notes) -> Iterator[tuple]:
-    """(video, annotator, sentences of what the camera wearer sees, and of what not) of all annotators
-    of a split, also of those without sentences. Only EgoExo4D says what is not seen. The authors'
-    files are read if they are there, else the raw ones.
+    """(video, annotator, sentences of what the camera wearer sees, and of what not) of all
+    annotators of a split, also of those without sentences. Only EgoExo4D says what is not seen. The
+    authors' files are read if they are there, else the raw ones.
 
     Raises as `tracks` does.
     """

@@ -38,8 +38,8 @@ READ = "what is read is .safetensors, or .pt with one tensor [frames, tokens, wi
 def open_features(path: Path, name: str | None = None) -> Iterator[tuple[Tensor, dict[str, str]]]:
     """Open a file of features -> (features [T, J, D], what the file says of itself).
 
-    The features are a view of the file: what is not used is not read. Only files of `data.py encode`
-    say something; of others, {}.
+    The features are a view of the file: what is not used is not read. Only files of `data.py
+    encode` say something; of others, {}.
 
     name    of the tensor, in a .safetensors file with several
 
@@ -64,8 +64,8 @@ def open_features(path: Path, name: str | None = None) -> Iterator[tuple[Tensor,
             if {"vision", "grid", "fps", "duration"} <= about.keys():
                 header = about
         if x.dim() != 3 or 0 in x.shape or not x.is_floating_point():
-            raise BadData(f"{path}: features must be [frames, tokens, width] in floating point, none "
-                          f"of them 0, not {list(x.shape)} in {x.dtype}")
+            raise BadData(f"{path}: features must be [frames, tokens, width] in floating point, "
+                          f"none of them 0, not {list(x.shape)} in {x.dtype}")
         yield x, header
     except BadData:
         raise

@@ -225,7 +225,8 @@ def test_what_stands_in_place_of_a_file_is_named(tmp_path):
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{64 * '0'}\nsize 999\n".encode()
     for content, words in ((b"", "expected JSON (JSONDecodeError: "), (pointer, "is a Git LFS pointer"),
                            (b"fine" * 2000 + b"\xff", "is not UTF-8 text (invalid start byte at byte 8000"),
-                           (b"[1", "expected JSON (JSONDecodeError: "), (b"[-Infinity]", "expected JSON (ValueError: -Infinity is no number")):
+                           (b"[1", "expected JSON (JSONDecodeError: "),
+                           (b"[-Infinity]", "expected JSON (ValueError: -Infinity is no number")):
         file.write_bytes(content)
         with pytest.raises(BadData, match=re.escape(f"{file}: {words}")):
             read_json(file)
