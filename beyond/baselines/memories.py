@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 
 from clam import CLAM
@@ -220,8 +219,8 @@ class RetNet(CLAM):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """k, v and log G [..., h, 1]."""
-        k = rearrange(self.w_k(x).float(), "... (h c) -> ... h c", h=self.heads)
-        v = rearrange(self.w_v(x).float(), "... (h e) -> ... h e", h=self.heads)
+        k = self.by_heads(self.w_k(x))
+        v = self.by_heads(self.w_v(x))
         n = torch.linspace(5, 12, self.heads, device=x.device)
         log_decay = torch.log1p(-torch.exp2(-n))                                    # [h]
         return k, v, log_decay[:, None].expand(*x.shape[:-1], -1, -1)
@@ -281,8 +280,8 @@ class DeltaNet(CLAM):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[..., D] -> k of norm 1 [..., h, c], v [..., h, e], beta [..., h, 1], in fp32."""
-        k = rearrange(self.w_k(x).float(), "... (h c) -> ... h c", h=self.heads)
-        v = rearrange(self.w_v(x).float(), "... (h e) -> ... h e", h=self.heads)
+        k = self.by_heads(self.w_k(x))
+        v = self.by_heads(self.w_v(x))
         beta = self.w_beta(x).float().sigmoid()[..., None]
         return F.normalize(k, dim=-1), v, beta
 
