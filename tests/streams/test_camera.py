@@ -183,7 +183,7 @@ def test_refused(server, monkeypatch):
     address = f"rtsp://{server.address}/..."
     assert str(error.value) == (f"{address}: no pictures at attempt 1 (Server returned 401 Unauthorized "
                                 f"(authorization failed)); check the source")
-    monkeypatch.setattr(live, "PATIENCE", 1.0)
+    monkeypatch.setattr(live, "PATIENCE", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        with pytest.raises(BadData, match=r"no pictures at attempt 1 \(nothing came for 1 s\); check"):
+        with pytest.raises(BadData, match=r"no pictures at attempt 1 \(nothing came for 0.3 s\); check"):
             next(iter(Camera(f"rtsp://127.0.0.1:{silent.getsockname()[1]}/door")))
