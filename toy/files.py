@@ -93,10 +93,8 @@ def toy_samples(
 
 def rendered(kitchen: Kitchen) -> Sample:
     """A video whose pictures are rendered while they are seen."""
-    sentences = []
-    for narration in kitchen.narrations:
-        time = time_of(narration.frame, FPS)
-        sentences.append(ToySentence(time, narration.text, narration.memory_words))
+    sentences = [ToySentence(time_of(narration.frame, FPS), narration.text, narration.memory_words)
+                 for narration in kitchen.narrations]
     return Sample(
         [sentences],
         name=f"toy-{kitchen.seed}",

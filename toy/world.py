@@ -469,7 +469,7 @@ class Kitchen:
 
     def _arm(self, canvas: np.ndarray, at: np.ndarray, pose: str, held: Thing | None) -> None:
         """A hand at x, y, and what it holds. Its arm hides nothing: it lies between two columns."""
-        x, y = (int(round(float(value))) for value in at)
+        x, y = (round(float(value)) for value in at)
         if held is not None:
             dx, dy = (7, 5) if pose == "glove" else (-7, -5)
             rgb = RGB[held.colour - 1]

@@ -213,8 +213,8 @@ class RetNet(CLAM):
     because the learned queries have no position.
     """
 
-    def __init__(self, width: int, M: int = 20, heads: int = 8, **options):
-        super().__init__(width, M, heads, **options)
+    def __init__(self, *sizes, **options):
+        super().__init__(*sizes, **options)
         del self.w_gate
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -251,9 +251,9 @@ class WritingCLAM(CLAM):
     beta is one number a head, between 0 (the token writes nothing) and 1.
     """
 
-    def __init__(self, width: int, M: int = 20, heads: int = 8, **options):
-        super().__init__(width, M, heads, **options)
-        self.w_beta = nn.Linear(width, heads)
+    def __init__(self, *sizes, **options):
+        super().__init__(*sizes, **options)
+        self.w_beta = nn.Linear(self.width, self.heads)
         self.reset_parameters()
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -272,10 +272,10 @@ class DeltaNet(CLAM):
     beta is one number a head, between 0 (the token changes nothing) and 1 (its key holds v_j
     alone). Nothing fades. Queries and read-out are CLAM's, whose G is 1 here.
     """
-    def __init__(self, width: int, M: int = 20, heads: int = 8, **options):
-        super().__init__(width, M, heads, **options)
+    def __init__(self, *sizes, **options):
+        super().__init__(*sizes, **options)
         del self.w_gate
-        self.w_beta = nn.Linear(width, heads)
+        self.w_beta = nn.Linear(self.width, self.heads)
         self.reset_parameters()
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -57,7 +57,7 @@ def run_score(args: argparse.Namespace):
             say(f"{given}: {notes}")
     truths, predictions = paired(truths, predictions, args.gt, args.pred, args.partial)
     tell_of_other_times(truths, predictions)
-    print_measures(args, *measures_of(truths, predictions))
+    print_measures(args, *measures_of(truths, predictions), groups={})
 
 
 def tell_of_other_times(truths: dict[str, NarratedVideo],
@@ -112,13 +112,13 @@ def print_sentences(truth: NarratedVideo, predicted: list[Sentence]) -> None:
 
 
 def print_measures(args: argparse.Namespace, result: dict, each: dict[str, dict],
-                   groups: dict[str, dict] | None = None) -> None:
+                   groups: dict[str, dict]) -> None:
     """Print the table of an evaluation, and write what was asked for.
 
     result, each    the measures of all videos together, and of each
     groups          of videos of one length (--by-duration): their measures
     """
-    print_table([("all", result), *(groups or {}).items()])
+    print_table([("all", result), *groups.items()])
     if result.get("without_truth"):
         say(f"left out: {result['without_truth']} videos without a true narration")
     if "meteor" in result and java.java_problem():

@@ -118,13 +118,12 @@ class NarratedInput:
             first = list(islice(frames, 1))
             if not first and self.first_frame == 0:
                 raise BadData(f"{self.given.source} has no frames")
-            writers = stack.enter_context(Writers(self.given, state.saved_files))
-            state.writers = writers
+            state.writers = stack.enter_context(Writers(self.given, state.saved_files))
             if self.page is not None and self.first_frame > 0:
                 self.page.remember(self.given.files["jsonl"])
 
-            frames = chain(first, frames)
-            for decision in narrate(narrator, frames, args.static, context=self.context):
+            for decision in narrate(narrator, chain(first, frames), args.static,
+                                    context=self.context):
                 trace = trace_row(decision, narrator.layout, self.context.cache)
                 row = None
                 if decision.narration:
@@ -136,7 +135,7 @@ class NarratedInput:
                         trace["places"] = recalled(self.probe, self.context.memory[0])
                 if live:
                     trace["time"] = self.video.time
-                writers.write(trace, row)
+                state.writers.write(trace, row)
                 if self.page is not None:
                     self.page.tell(trace, row)
                 self.peak = max(self.peak, decision.most_tokens)
@@ -236,10 +235,8 @@ def run_inputs(args: argparse.Namespace) -> None:
     live = args.input[0].is_live
     if args.lookahead is None:
         args.lookahead = 1 if live or args.pace or args.explain else LOOKAHEAD
-    streams = []
-    for given in inputs:
-        shown = args.html or args.serve is not None
-        streams.append(NarratedInput(given, Page(given) if shown else None))
+    has_page = args.html or args.serve is not None
+    streams = [NarratedInput(given, Page(given) if has_page else None) for given in inputs]
     if args.serve is not None:
         url = serve(streams[0].page, args.serve)
         say(f"page: {url}")
