@@ -160,14 +160,13 @@ class CLAM(nn.Module):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [..., D] -> k [..., h, c], v [..., h, e] and log G [..., h, c], all in fp32."""
-        k = self.by_heads(self.w_k(x))
-        v = self.by_heads(self.w_v(x))
-        log_gate = F.logsigmoid(self.by_heads(self.w_gate(x)))      # G = sigmoid(W_gate x + b)
+        k = self.w_k(x).float()
+        v = self.w_v(x).float()
+        log_gate = F.logsigmoid(self.w_gate(x).float())     # G = sigmoid(W_gate x + b)
+        k = rearrange(k, "... (h c) -> ... h c", h=self.heads)
+        v = rearrange(v, "... (h e) -> ... h e", h=self.heads)
+        log_gate = rearrange(log_gate, "... (h c) -> ... h c", h=self.heads)
         return k, v, log_gate
-
-    def by_heads(self, channels: Tensor) -> Tensor:
-        """The channels of all heads [..., h * c] -> those of each [..., h, c], in fp32."""
-        return rearrange(channels.float(), "... (h c) -> ... h c", h=self.heads)
 
     @staticmethod
     def recurrence(state: Tensor, k: Tensor, v: Tensor, log_gate: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 
 from beyond.commands import data_command, evaluate_command, stream_command, train_command
 from helpers import TOY, with_entries, with_tensors
-from support.common import seal
+from support.common import marks
 from support.common.errors import BadData
 from support.files.features import read_header
 from beyond.training import run as engine
@@ -154,13 +154,13 @@ def test_what_says_nothing_is_told_once(made, tmp_path, no_java):
 
 @pytest.mark.parametrize("whole", [0, 1e9])
 def test_features_of_a_set_of_any_size(made, tmp_path, monkeypatch, capsys, whole):
-    monkeypatch.setattr(seal, "WHOLE", whole)
+    monkeypatch.setattr(marks, "WHOLE", whole)
     shutil.copytree(made, tmp_path / "at")
     file = tmp_path / "at" / "own" / "features" / "a.safetensors"
     sample = SimpleNamespace(features=read_header(file))
-    before = seal.digest_of_features([sample], finite=True)
+    before = marks.digest_of_features([sample], finite=True)
     FEATURES(tmp_path / "at")
-    assert seal.digest_of_features([sample], finite=True) != before
+    assert marks.digest_of_features([sample], finite=True) != before
     assert ("sizes and dates" in capsys.readouterr().err) == (whole == 0)
 
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from support.common.errors import BadData, first_line
-from support.common.seal import refuse_if_changed
+from support.common.marks import refuse_if_changed
 from support.engine.checkpoint import WEIGHTS
 from toy import world
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from clam import CLAM
@@ -213,14 +214,14 @@ class RetNet(CLAM):
     because the learned queries have no position.
     """
 
-    def __init__(self, *sizes, **options):
-        super().__init__(*sizes, **options)
+    def __init__(self, width: int, M: int = 20, heads: int = 8, **options):
+        super().__init__(width, M, heads, **options)
         del self.w_gate
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """k, v and log G [..., h, 1]."""
-        k = self.by_heads(self.w_k(x))
-        v = self.by_heads(self.w_v(x))
+        k = rearrange(self.w_k(x).float(), "... (h c) -> ... h c", h=self.heads)
+        v = rearrange(self.w_v(x).float(), "... (h e) -> ... h e", h=self.heads)
         n = torch.linspace(5, 12, self.heads, device=x.device)
         log_decay = torch.log1p(-torch.exp2(-n))                                    # [h]
         return k, v, log_decay[:, None].expand(*x.shape[:-1], -1, -1)
@@ -251,9 +252,9 @@ class WritingCLAM(CLAM):
     beta is one number a head, between 0 (the token writes nothing) and 1.
     """
 
-    def __init__(self, *sizes, **options):
-        super().__init__(*sizes, **options)
-        self.w_beta = nn.Linear(self.width, self.heads)
+    def __init__(self, width: int, M: int = 20, heads: int = 8, **options):
+        super().__init__(width, M, heads, **options)
+        self.w_beta = nn.Linear(width, heads)
         self.reset_parameters()
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -272,16 +273,16 @@ class DeltaNet(CLAM):
     beta is one number a head, between 0 (the token changes nothing) and 1 (its key holds v_j
     alone). Nothing fades. Queries and read-out are CLAM's, whose G is 1 here.
     """
-    def __init__(self, *sizes, **options):
-        super().__init__(*sizes, **options)
+    def __init__(self, width: int, M: int = 20, heads: int = 8, **options):
+        super().__init__(width, M, heads, **options)
         del self.w_gate
-        self.w_beta = nn.Linear(self.width, self.heads)
+        self.w_beta = nn.Linear(width, heads)
         self.reset_parameters()
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[..., D] -> k of norm 1 [..., h, c], v [..., h, e], beta [..., h, 1], in fp32."""
-        k = self.by_heads(self.w_k(x))
-        v = self.by_heads(self.w_v(x))
+        k = rearrange(self.w_k(x).float(), "... (h c) -> ... h c", h=self.heads)
+        v = rearrange(self.w_v(x).float(), "... (h e) -> ... h e", h=self.heads)
         beta = self.w_beta(x).float().sigmoid()[..., None]
         return F.normalize(k, dim=-1), v, beta
 

@@ -19,6 +19,7 @@ from support.common.devices import device_and_dtype, is_first
 from support.common.disk import check_apart, check_writable, file_name, write_json
 from support.common.errors import command_line
 from support.common.figures import print_table
+from support.common.marks import digest_of, digest_of_features, digest_of_samples
 from support.common.options import (
     DEFAULT_MODEL, Parser, data_options, dataset_folder, json_option, model_options,
     needs_of, non_negative_int, positive_int, refuse_without_effect, settings_given, trigger_has,
@@ -26,7 +27,6 @@ from support.common.options import (
 )
 from support.common.processes import KnownToAll, check_equal, process_group
 from support.common.progress import say, say_as_one
-from support.common.seal import digest_of, digest_of_features, digest_of_samples
 from support.engine.checkpoint import open_checkpoint
 from support.engine.cpu import speed_up
 from support.engine.frozen import find_model

@@ -15,7 +15,7 @@ until the stream or its process ends (inputs.py).
 
 A state that does not belong to this stream is refused. That is a state with another source, narrator,
 language model or vision model, or with other settings that shape the cache; thresholds and bounds may
-differ, and that is told. Each is known by its mark (support/common/seal.py), of all its bytes; device
+differ, and that is told. Each is known by its mark (support/common/marks.py), of all its bytes; device
 and dtype may differ.
 
 The format is safetensors, with the numbers as JSON in the metadata; no pickle. A digest of
@@ -40,10 +40,10 @@ from beyond.streams.live import Camera, uptime
 from beyond.streams.subtitles import Writers, hash_of_end, written_since
 from support.common.disk import expecting, parse_json, write_tensors
 from support.common.errors import BadData, first_line
-from support.common.progress import say
-from support.common.seal import (
+from support.common.marks import (
     digest_of, digest_of_file, marks_of, refuse_if_changed, what_differs,
 )
+from support.common.progress import say
 from support.common.text import counted
 from support.files.sources import Source
 

@@ -23,14 +23,14 @@ from support.common.disk import read_jsonl, write_tensors, write_text
 from support.common.errors import BadData, uninterrupted
 from support.common.figures import pyplot, save_figure
 from support.common.iterate import next_one_ready
+from support.common.marks import (
+    digest_of_features, digest_of_file, digest_of_samples, refuse_if_changed,
+)
 from support.common.processes import (
     Different, KnownToAll, all_go_on, check_equal, gathered, my_share, sum_tensors, summed,
     tell_others, tensor_from_first, together,
 )
 from support.common.progress import progress, say, say_as_one
-from support.common.seal import (
-    digest_of_features, digest_of_file, digest_of_samples, refuse_if_changed,
-)
 from beyond.training.options import RunOptions
 
 

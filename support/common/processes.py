@@ -20,7 +20,7 @@ from torch import Tensor
 
 from support.common.devices import check_launcher, is_alone, rank
 from support.common.errors import BadData, end_at_once, first_line
-from support.common.seal import digest_of_program
+from support.common.marks import digest_of_program
 
 ARRIVAL = timedelta(minutes=5)             # until all processes have started
 SHARES = timedelta(days=100)               # until the last one is through with its share of work

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from support.common.disk import expecting, write_json, write_tensors
 from support.common.errors import BadData
+from support.common.marks import digest_of, marks_of
 from support.common.progress import say_as_one
-from support.common.seal import digest_of, marks_of
 from support.common.text import listed
 from support.engine.folders import (
     ADAPTER, WEIGHTS, model_folder, name_and_revision, portable_path, read_object, tensors_of,

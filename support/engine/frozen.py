@@ -15,7 +15,7 @@ from torch import Tensor
 
 from support.common.disk import expecting
 from support.common.errors import BadData, first_line
-from support.common.seal import MARKS, digest_of, known_mark, marks_of
+from support.common.marks import MARKS, digest_of, known_mark, marks_of
 from support.common.text import listed
 from support.engine.cpu import is_large, multiplies_bf16
 from support.engine.folders import (

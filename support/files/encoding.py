@@ -10,9 +10,9 @@ from support.common.disk import check_writable, write_tensors
 from support.common.errors import BadData
 from support.common.iterate import prefetch
 from support.common.locks import Locked, locked
+from support.common.marks import digest_of, digest_of_file, refuse_if_changed, what_differs
 from support.common.processes import KnownToAll, check_equal, in_shares, my_share, together
 from support.common.progress import progress, say
-from support.common.seal import digest_of, digest_of_file, refuse_if_changed, what_differs
 from support.files.features import encode_batches, read_header
 from support.files.video import Video
 

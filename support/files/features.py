@@ -23,7 +23,7 @@ from torch import Tensor
 from support.common.disk import expecting, read_json
 from support.common.errors import BadData
 from support.common.iterate import next_one_ready, prefetch
-from support.common.seal import known_mark, mark_of_numbers
+from support.common.marks import known_mark, mark_of_numbers
 from support.common.text import listed
 from support.files.sources import Source
 from support.files.video import Video

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from support.common.disk import read_text
 from support.common.errors import BadData
-from support.common.seal import digest_of_file, refuse_if_changed
+from support.common.marks import digest_of_file, refuse_if_changed
 from support.files.features import Features, feature_file, read_header
 from support.files.narrations import READ, read_predictions
 from support.files.sentences import (

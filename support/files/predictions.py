@@ -13,7 +13,7 @@ from pathlib import Path
 from support.common.disk import file_name, read_json, read_jsonl, write_json, write_text
 from support.common.errors import BadData
 from support.common.locks import locked
-from support.common.seal import refuse_if_changed
+from support.common.marks import refuse_if_changed
 
 
 class Predictions:

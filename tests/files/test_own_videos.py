@@ -21,7 +21,7 @@ from beyond.streams.subtitles import srt_cue
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from support.files import own_videos
-from support.common.seal import digest_of_file
+from support.common.marks import digest_of_file
 from support.files.narrations import read_predictions
 from test_evaluate import command
 
