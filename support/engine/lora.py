@@ -49,10 +49,10 @@ def add_lora(llm: nn.Module, rank: int, alpha: float, dropout: float):
         if type(module) is nn.Linear and re.fullmatch(TARGETS, name):
             llm.set_submodule(name, LoRALinear(module, rank, alpha, dropout))
         elif has_matrix and module is not words:
-            left_out.append(f"{name} ({type(module).__name__})")
+            left_out.append(f"{name}, {type(module).__name__}")
     if left_out:
-        raise BadData(f"{type(llm).__name__} has layers that LoRA would leave out: "
-                      f"{listed(left_out)}; use a Llama-like language model")
+        raise BadData(f"{type(llm).__name__} has layers that LoRA would leave out "
+                      f"({listed(left_out, '; ')}); use a Llama-like language model")
 
 
 def train_lora_alone(llm: nn.Module, mode: bool) -> None:
