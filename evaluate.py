@@ -101,8 +101,9 @@ def measure_video(
     """Precision, recall and F1 of one video, its pace (Fig. 9), and its pairs (true sentence,
     predicted text).
 
-    Each true sentence is paired with the predicted sentence of highest GIoU, however small, or with
-    "" if nothing is predicted. Each annotator's narrations make their own segments.
+    The video has a true narration. Each true sentence is paired with the predicted sentence of
+    highest GIoU, however small, or with "" if nothing is predicted. Each annotator's narrations make
+    their own segments.
 
     The pace is narrations a minute, and the mean length of segments in seconds. If the length of the
     video is not known (`score`), it is the span of the true narrations. The true number is the mean

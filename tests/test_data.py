@@ -111,10 +111,13 @@ def test_shorten(tmp_path):
     ("toy", {"world": "noon"}, "choose one of plain, idle"),
     ("toy", {"root": "."}, "has no toy videos; make some"),
     ("ek100", {"root": "gone"}, "ek100 has no annotations in gone"),
+    ("ek100", {"root": "found"}, "features     found/features_metadata.json is there"),
     ("egoexo4d", {"root": "."}, r"parts of a \.tar are joined by cat; its egoexo is our"),
 ])
 def test_data_sets_that_cannot_be_loaded(tmp_path, monkeypatch, name, settings, message):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "found").mkdir()
+    (tmp_path / "found" / "features_metadata.json").write_text("{}")
     with pytest.raises(BadData, match=message):
         if name == "toy":
             toy_samples(**settings)

@@ -111,7 +111,7 @@ def test_every_file_says_what_it_is(path):
 # folding two thoughts into one line. A commit that needs more raises the number, and says why.
 BUDGET = {
     "the six files": 15_000,                   # each of them is its script
-    "support": 31_250,                         # trials of models, marks over all bytes
+    "support": 31_280,                         # trials of models, marks over all bytes
     "beyond": 10,                              # a line on what it is
     "beyond/baselines": 4_480,
     "beyond/commands": 11_300,                 # options that say what they need

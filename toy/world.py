@@ -448,7 +448,7 @@ class Kitchen:
             self._arm(canvas, hand, now.you.pose, now.you.held)
         # The camera shakes by a pixel: that is what the border is for.
         dy, dx = rng.integers(0, 3, 2)
-        canvas = canvas[dy:dy + SIZE, dx:dx + SIZE] * self.light(now)        # [96, 96, 3]
+        canvas = canvas[dy:dy + SIZE, dx:dx + SIZE] * self.light(now)          # [96, 96, 3]
         canvas += NOISE * rng.standard_normal(canvas.shape, np.float32)
         return np.clip(canvas, 0, 255, out=canvas).astype(np.uint8)
 

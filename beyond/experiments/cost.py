@@ -176,6 +176,7 @@ def run_streams(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = Parser(prog="python -m beyond.experiments.cost", description="What FlowNar costs.")
+    # the only one: what a training step costs was another, up to commit a904de8
     parser.add_argument("command", choices=["stream"], help="a stream of each variant")
     parser.add_argument("--frames", type=positive_int, default=2000,
                         help="frames to stream (default 2000)")

@@ -70,14 +70,19 @@ def what_to_download(name: str, root: Path, split: str) -> NotDownloaded:
     if name in RAW_FILES:
         file = RAW_FILES[name].format(split=split)
         raw = f",\n               or {file} from {OWNERS[name]}"
+    features = root / "features_metadata.json"
+    if features.is_file():
+        needed = f"{features} is there"
+    else:
+        needed = (
+            f"{features} and the files it names under {root}/features,\n"
+            f"               from FlowNar-Data (parts of a .tar are joined by cat; its egoexo is our\n"
+            f"               egoexo4d), or by python data.py encode VIDEO... --output {root}/features")
     return NotDownloaded(
         f"{name} has no annotations in {root} (--root FOLDER looks elsewhere). It needs two things:\n"
         f"  annotations  {root}/annotations/{published}"
         f"  from huggingface.co/datasets/zeyun-zhong/FlowNar-Data{raw}\n"
-        f"  features     {root}/features_metadata.json and the files it names under "
-        f"{root}/features,\n"
-        f"               from FlowNar-Data (parts of a .tar are joined by cat; its egoexo is our\n"
-        f"               egoexo4d), or by python data.py encode VIDEO... --output {root}/features\n"
+        f"  features     {needed}\n"
         f"To try training at once, without any data: --data toy")
 
 

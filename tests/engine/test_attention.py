@@ -122,7 +122,7 @@ class Operators(TorchDispatchMode):
 
 
 def test_a_step_starts_few_operators(monkeypatch):
-    """20 segments, in 16 layers: beside VideoLLM-online, which has one call anyway."""
+    """50 segments, in 16 layers: beside VideoLLM-online, which has one call anyway."""
     put_in_place(monkeypatch, lambda q, k, v, *bounds, **options: Uncomputed.apply(q, k, v))
     monkeypatch.setattr(attention, "one_call_is_right", lambda llm: True)
 
@@ -130,7 +130,7 @@ def test_a_step_starts_few_operators(monkeypatch):
         of_layers = []
         for layers in (1, 2):
             model = tiny(llm=small("Llama", num_hidden_layers=layers), **settings)
-            x, narrations = video(model, 160, tuple(range(0, 160, 8)))
+            x, narrations = video(model, 200, tuple(range(0, 200, 4)))
             with Operators() as counted:
                 loss, _ = model.loss(x, narrations)
                 loss.backward()
