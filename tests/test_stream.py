@@ -283,9 +283,12 @@ def test_several_inputs(tmp_path, monkeypatch):
 
 def test_narrations_of_ones_own_are_not_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for option, file in (("--srt", "x.srt"), ("--vtt", "./x.vtt"), ("--jsonl", "x.json")):
+    Path("b.MP4").touch()                      # a video that is not narrated now
+    torch.save(torch.zeros(1, 10, 64), "c.pt")
+    for option, file in (("--srt", "x.srt"), ("--vtt", "./x.vtt"), ("--jsonl", "x.json"),
+                         ("--srt", "b.srt"), ("--srt", "c.srt")):
         Path(file).write_text("my own")
-        line = [features("x.safetensors", 2), f"{option}={file}"]
+        line = ["c.pt" if file == "c.srt" else features("x.safetensors", 2), f"{option}={file}"]
         assert_refused(line, "beside a video narrations of its name are taken for your own")
         assert Path(file).read_text() == "my own"
 

@@ -32,6 +32,7 @@ from support.engine.cpu import speed_up
 from support.engine.frozen import find_model
 from support.files.features import encoder_mark
 from support.files.narrations import paired, read_predictions, read_truth
+from support.files.own_videos import check_not_narrations
 from support.files.predictions import Predictions
 from support.files.sentences import NarratedVideo, Notes, Sentence
 
@@ -46,6 +47,7 @@ Measured = tuple[dict, dict[str, dict]]
 
 def run_score(args: argparse.Namespace):
     check_apart([args.pred, args.gt], [args.per_video])
+    check_not_narrations(args.per_video)
     check_writable(args.per_video)
     notes_of_truth = Notes()
     notes_of_predictions = Notes()
@@ -82,7 +84,7 @@ def add_words_of_toy(truths: dict[str, NarratedVideo], path: Path) -> None:
     """Where the truth is a toy video's .json, its sentences know their memory words."""
     files = path.glob("*.json") if path.is_dir() else [path]
     for file in files:
-        if file.stem in truths and '"memory"' in file.read_text(encoding="utf-8"):
+        if file.suffix == ".json" and '"memory"' in file.read_text(encoding="utf-8"):
             from toy.words import true_sentences
             truths[file.stem].annotators = [true_sentences(file)]
 
@@ -238,6 +240,7 @@ def check_outputs(args: argparse.Namespace) -> None:
     models = [args.model, getattr(args, "llm", None), getattr(args, "vision", None)]
     check_apart([*models, root, root / "annotations", root / "features"],
                 [args.per_video, args.output])
+    check_not_narrations(args.per_video)
     check_writable(args.per_video, Path(args.output) / "settings.json" if args.output else None)
 
 

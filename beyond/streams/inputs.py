@@ -13,7 +13,7 @@ from support.common.errors import BadData
 from support.common.locks import lock_opened, locked
 from support.common.options import DEFAULT_MODEL
 from support.common.text import without_controls
-from support.files.own_videos import NARRATIONS
+from support.files.own_videos import check_not_narrations
 from support.files.sources import Source
 
 FORMS = ("jsonl", "srt", "vtt", "trace", "html", "state")      # options that name output files
@@ -64,7 +64,7 @@ def inputs_of(args: Namespace) -> list[Input]:
             check_writable(path, in_place=form in WRITTEN)
         # a stream that continues from its state continues its files, too
         if not os.path.exists(given.files.get("state", "")):
-            check_own_narrations(given)
+            check_not_narrations(*given.files.values(), source=given.source.path.resolve())
     return inputs
 
 
@@ -74,23 +74,8 @@ def files_locked(given: Input) -> Iterator[None]:
     with ExitStack() as stack:
         for file in given.files.values():
             path = Path(os.path.realpath(file))             # a link, and the file itself
-            if path.is_file() or not path.exists():         # no pipe, nor /dev/null
+            if path.is_file() or not os.path.exists(file):  # no pipe, nor /dev/null
                 stack.enter_context(locked(path.parent, path.name))
             if path.is_file():                              # by its other names (hard links), too
                 lock_opened(stack.enter_context(path.open("a")))
         yield
-
-
-def check_own_narrations(given: Input) -> None:
-    """BadData if an output would replace narrations beside the video, under its name.
-
-    `train.py --data FOLDER` takes such a file for narrations that people wrote.
-    """
-    video = Path(os.path.realpath(given.source.path))
-    for file in given.files.values():
-        path = Path(os.path.realpath(file))
-        beside_video = path.parent == video.parent and path.stem == video.stem
-        if beside_video and path.suffix.lower() in NARRATIONS and path.exists():
-            raise BadData(f"{file}: is there already, and beside a video narrations "
-                          f"of its name are taken for your own (train.py --data); choose another "
-                          f"name or folder, or delete it first")

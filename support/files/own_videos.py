@@ -55,6 +55,25 @@ def list_videos(folder: Path, notes: Notes) -> dict[str, tuple[Path, Path | None
     return listed
 
 
+def check_not_narrations(*outputs: str | None, source: Path | None = None) -> None:
+    """BadData if an output would replace narrations beside a video, under its name: people may have
+    written them. None is no output.
+
+    source      of a command, a video whatever its ending
+    """
+    for file in filter(None, outputs):
+        path = Path(os.path.realpath(file))
+        if path.suffix.lower() not in NARRATIONS or not path.exists():
+            continue
+        others = [*path.parent.iterdir(), *path.parent.glob("features/*")]
+        videos = [other.stem for other in others
+                  if other.suffix.lower() in (*VIDEOS, ".safetensors") or other == source]
+        if path.stem in videos:
+            raise BadData(f"{file}: is there already, and beside a video narrations of its name are "
+                          f"taken for your own (train.py --data); choose another name or folder, or "
+                          f"delete it first")
+
+
 def files_by_name(folder: Path, endings: tuple[str, ...]) -> dict[str, Path]:
     """{name: its file} of the files with one of these endings, but for hidden ones. BadData if a
     name has several.
