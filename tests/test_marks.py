@@ -164,11 +164,12 @@ def test_features_of_a_set_of_any_size(made, tmp_path, monkeypatch, capsys, whol
     assert ("sizes and dates" in capsys.readouterr().err) == (whole == 0)
 
 
-def test_a_changed_threshold_is_told(made, tmp_path):
+def test_changed_thresholds_are_told(made, tmp_path):
     shutil.copytree(made, tmp_path / "at")
     module, words = command("stream --state", tmp_path / "at")
-    code, said = call(module, [*map(str, words), "--theta", "0.7"])
+    code, said = call(module, [*map(str, words), "--theta", "0.7", "--static"])
     assert code == 0 and "was saved with theta = 0.8, here 0.7" in said
+    assert "static = False, here True" in said
 
 
 @pytest.mark.slow

@@ -98,6 +98,7 @@ def test_every_setting_is_checked(name, value):
     ({"memory": "none", "prune": False, "last_k": 2}, "last_k = 2"),
     ({"memory": "none", "prune": False, "max_segment": 30.0}, "max_segment"),
     ({"max_position": 230, "last_k": 1, "keep_newline": True}, "max_position needs"),
+    ({"theta": 0.3}, "theta_low = 0.5: is above"),
     # a narration memory stands for past narrations, and divides the language model's width
     ({"narration_memory": 4, "last_k": 2}, "last_k = 2"),
     ({"narration_memory": 4, "last_k": 0, "width": 12, "memory_heads": 3}, "twice 3 heads"),

@@ -89,7 +89,7 @@ class NarratedInput:
         # Entered in this order, left in the other one: files are locked until all else is done.
         with ExitStack() as stack:
             stack.enter_context(files_locked(self.given))
-            state = State(self.given)
+            state = State(self.given, args.static)
             if self.page is not None:
                 stack.enter_context(self.page)
                 self.page.record.fps = float(narrator.config.fps)

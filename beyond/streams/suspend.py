@@ -47,7 +47,7 @@ from support.common.progress import say
 from support.common.text import counted
 from support.files.sources import Source
 
-FORMAT = 7
+FORMAT = 8
 # seconds between two saves, roughly; a live source is also saved after each narration
 EVERY = 60.0
 
@@ -71,10 +71,11 @@ class State:
     live_clock      of a live source: the time of day at which its time was 0; None for a recording
     """
 
-    def __init__(self, given: Input):
+    def __init__(self, given: Input, static: bool = False):
         path = given.files.get("state")
         self.path = Path(path) if path else None
         self.given = given
+        self.static = static
         self.context: Bounded | None = None
         self.writers: Writers | None = None
         self.camera: Camera | None = None
@@ -104,8 +105,7 @@ class State:
         with expecting(self.path, "a state of this program"):
             refuse_if_changed(str(self.path), header["whose"], self.whose,
                               "give the same, or another --state")
-            free = settings_of(context.config, compared=False)
-            for changed in what_differs(header["free"], free):
+            for changed in what_differs(header["free"], self.free()):
                 say(f"{self.path}: was saved with {changed}; it goes on as it is here")
             if self.given.source.is_live:
                 # its files keep what came after the save: no number comes twice
@@ -147,6 +147,10 @@ class State:
 
     # ------------------------------------------------------------------ save
 
+    def free(self) -> dict:
+        """What may be another when the stream is resumed."""
+        return settings_of(self.context.config, compared=False) | {"static": self.static}
+
     def save_if_due(self, narrated: bool) -> None:
         """Save the stream between two frames, if it is time and nothing has been read ahead.
 
@@ -170,7 +174,7 @@ class State:
             self.live_clock = self.camera.wall - self.camera.time
         header = {
             "whose": self.whose,
-            "free": settings_of(self.context.config, compared=False),
+            "free": self.free(),
             "done": done,
             "live": self.live_clock,
             "files": self.writers.written(),

@@ -24,7 +24,8 @@ def check_settings(config) -> None:
                               f"not {value!r}")
         choices = f.metadata["values"]
         if kind is str and choices and value not in choices:
-            raise BadData(f"{f.name} of a narrator is one of {', '.join(choices)}, not {value!r}")
+            raise BadData(f"{f.name} of a narrator is one of {', '.join(choices)}, not {value!r} "
+                          f"(those of baselines are known after `import beyond.baselines`)")
 
 
 def check_together(config, memory: type) -> None:
@@ -38,6 +39,9 @@ def check_together(config, memory: type) -> None:
     if config.readout == "cls" and not memory.READ_WITHIN_FRAMES:
         raise BadData(f"readout: memory {config.memory!r} is read after whole frames, "
                       f"not after the cls token")
+    if config.theta_low > config.theta:
+        raise BadData(f"theta_low = {config.theta_low}: is above theta, and soon after a "
+                      f"narration another one is harder (§3.2); give both")
     if not config.prune:
         for name in ("last_k", "max_segment"):
             value = getattr(config, name)

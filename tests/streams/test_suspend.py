@@ -284,7 +284,7 @@ def without_digest(path):
 @pytest.mark.parametrize("damage, message", [
     (lambda state: os.truncate(state, state.stat().st_size - 100), "is damaged"),
     (without_digest, "is damaged"),
-    (rewritten(lambda header: header.update(format=3)), "no state of this version .*format 3, not 7"),
+    (rewritten(lambda header: header.update(format=3)), "no state of this version .*format 3, not 8"),
     (rewritten(lambda header: header["stream"].pop("words")), "expected a state of this program"),
     (rewritten(lambda header: header["stream"].update(tokens=5)), "expected a state"),
 ], ids=["truncated", "no digest", "an earlier format", "no words", "no tokens"])
