@@ -36,7 +36,7 @@ COMMANDS = [
     f"data.py encode toys/a.mp4 {VISION} --output features --device cpu",
     "train.py --data ek100 --root nowhere --device cpu",
     "narrator.py",
-    "-m beyond.experiments.cost stream --frames 4 --variants FlowNar --device cpu",
+    "-m beyond.experiments.cost stream --frames 4 --device cpu",
     "-m beyond.experiments.attention --data toy --root toys --limit 1 --device cpu",
     "-m beyond.experiments.asked summaries --pred p.json --gt g.json --llm toys",
 ]
@@ -46,7 +46,7 @@ CANNOT_WORK = [
     ("evaluate.py stream --data toys", "toys: none of its 1 videos is for val"),
     ("evaluate.py stream --data toy --output p.json/new", "cannot be written"),
     ("evaluate.py teacher --data toy --per-video p.json/new.json", "cannot be written"),
-    ("evaluate.py stream --data toy --model toys", "toys/adapter_config.json: cannot be read"),
+    ("evaluate.py stream --data toy --model toys", "model 'toys' cannot be loaded: it has no adapter_config.json"),
     ("evaluate.py score --pred p.json --gt p.json --per-video p.json", "is given twice"),
     ("train.py --data toy --output p.json/new", "cannot be written"),
     ("train.py --data toy --output new --vision ./nowhere", "there is no such folder"),

@@ -84,8 +84,8 @@ def narrators(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
     if args.model:
         yield args.model, load(args.model, None, device, dtype).merge()
         return
-    for name in args.variants:
-        changes = {"last_k": None} | VARIANTS[name]
+    for name, changes in VARIANTS.items():
+        changes = {"last_k": None} | changes
         if args.config:
             narrator = random_narrator(SIZES[args.config], device, dtype, **changes)
         else:
@@ -125,9 +125,7 @@ def measure_stream(narrator: nar.Narrator, frames: int, lookahead: int) -> dict[
     for decision in progress(decisions, "stream", frames, "frame", leave=False):
         times.append(time.perf_counter())
         used.append(context.cache.bytes() + state_bytes(context))
-        # with the tokens that were removed after the narration
-        tokens = decision.text_tokens + decision.visual_tokens + decision.pruned
-        most_tokens = max(most_tokens, tokens)
+        most_tokens = max(most_tokens, decision.most_tokens)
     costs = {
         "cache and state, MB": used[-1] / 1e6,
         "largest cache, tokens": most_tokens,
@@ -180,14 +178,12 @@ def main() -> None:
     parser.add_argument("command", choices=["stream"], help="a stream of each variant")
     parser.add_argument("--frames", type=positive_int, default=2000,
                         help="frames to stream (default 2000)")
-    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS),
-                        metavar="NAME",
-                        help=f"which are measured: {', '.join(VARIANTS)} (default: all)")
     parser.add_argument("--lookahead", type=positive_int, default=4,
                         help="frames in one pass of the models; 1: live (default 4)")
-    parser.add_argument("--config", choices=list(SIZES),
-                        help="a Llama of this size with random weights, instead of the toy's")
-    parser.add_argument("--model", metavar="DIR", help="a trained narrator instead")
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--config", choices=list(SIZES),
+                     help="a Llama of this size with random weights, instead of the toy's")
+    one.add_argument("--model", metavar="DIR", help="a trained narrator instead of the variants")
     json_option(parser)
     device_option(parser)
     dtype_option(parser)
