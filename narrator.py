@@ -47,7 +47,7 @@ SYSTEM = ("A multimodal AI assistant is helping users with some activities. "
           "assistant.")
 INSTRUCTION = "Please concisely narrate the video in real time."
 
-MEMORIES = {"clam": CLAM}       # the visual memories, by name; baselines/ adds its own
+MEMORIES = {"clam": CLAM}       # the visual memories, by name; beyond/baselines/ adds its own
 
 # Above so many tokens `Narrator.parallel` attends segment by segment, which is then faster than
 # with a mask of all pairs.
@@ -551,7 +551,7 @@ class Narrator(nn.Module):
 
     def state_after(self, x: Tensor, narrations: Narrations) -> Tensor:
         """The state of the memory after frames x [T, J, D]. The narrations are not used here; a
-        memory of them absorbs them, too (baselines/).
+        memory of them absorbs them, too (beyond/baselines/).
         """
         x = rearrange(x, "t j d -> 1 (t j) d").to(self.connector[0].weight)
         read_nowhere = torch.zeros(1, 0).long()

@@ -254,7 +254,7 @@ def narrate(
     static      one threshold, theta
     given       narrations (frame -> ids) that are fed instead of the model's own, the first at
                 frame 0; where ids are None, the model writes. Their frames replace the trigger's
-    context     how to stream (streams/), and from which frame on; default: a new plain Context
+    context     how to stream (beyond/streams/), and from which frame on; default: a new plain Context
     """
     assert given is None or 0 in given, "given narrations begin with one of frame 0"
     c = Context(narrator) if context is None else context               # lines 1-3

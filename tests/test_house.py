@@ -111,17 +111,17 @@ def test_every_file_says_what_it_is(path):
 # folding two thoughts into one line. A commit that needs more raises the number, and says why.
 BUDGET = {
     "the six files": 15_000,                   # each of them is its script
-    "support": 31_280,                         # trials of models, marks over all bytes
+    "support": 31_530,                         # trials of models, marks, whose narrations a file has
     "beyond": 10,                              # a line on what it is
     "beyond/baselines": 4_480,
-    "beyond/commands": 11_300,                 # options that say what they need
-    "beyond/experiments": 5_020,               # memories alone
-    "beyond/streams": 13_020,                  # the clock of a live stream, values of a state
+    "beyond/commands": 11_370,                 # options that say what they need
+    "beyond/experiments": 4_980,               # memories alone
+    "beyond/streams": 12_960,                  # the clock of a live stream, values of a state
     "beyond/training": 4_380,                  # model cards
     "docs": 2_550,
     "toy": 9_790,
 }
-WHOLE = 96_800
+WHOLE = 97_000
 
 
 def test_no_room_is_larger_than_its_budget():

@@ -39,7 +39,7 @@ from support.common.errors import BadData
 from support.engine.family import most_positions, warn_of_positions
 from support.common.text import without_secrets
 
-# of live sources; the longest videos in training reach position 18,300
+# of live sources; the longest video in training has 19,107 tokens
 LIVE_BOUNDS = {"last_k": 10, "max_segment": 30.0, "max_position": 16_384}
 
 

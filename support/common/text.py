@@ -35,10 +35,10 @@ def counted(number: int, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
-def listed(words: Sequence[str], separator: str = ", ") -> str:
-    """At most three of some words, and how many more there are."""
-    more = f" and {len(words) - 3} more" if len(words) > 3 else ""
-    return separator.join(words[:3]) + more
+def listed(words: Sequence[str], separator: str = ", ", most: int = 3) -> str:
+    """At most `most` of some words, and how many more there are."""
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return separator.join(words[:most]) + more
 
 
 def without_controls(text: str) -> str:

@@ -24,7 +24,8 @@ from support.common.marks import digest_of, marks_of
 from support.common.progress import say_as_one
 from support.common.text import listed
 from support.engine.folders import (
-    ADAPTER, WEIGHTS, model_folder, name_and_revision, portable_path, read_object, tensors_of,
+    ADAPTER, WEIGHTS, cannot_be_loaded, model_folder, name_and_revision, portable_path,
+    read_object, tensors_of,
 )
 from support.engine.frozen import FrozenModel, faster_dtype, find_model, load_llm
 from support.engine.lora import TARGETS
@@ -100,6 +101,8 @@ def open_checkpoint(source: str | Path, llm: str | None = None, **changes) -> Ch
     changes     {setting: value}: these replace the values of the files
     """
     folder = model_folder(str(source), "narrator")
+    if not (folder / ADAPTER).exists():
+        raise cannot_be_loaded(str(source), "narrator", f"it has no {ADAPTER}")
     adapter = read_object(folder / ADAPTER)
     for name, value in adapter.items():
         if name not in HARMLESS and value not in ALLOWED.get(name, OFF):

@@ -1,5 +1,5 @@
-"""Which settings a narrator can have, and which class it then is. narrator.py and baselines/ fill the
-table when they are imported.
+"""Which settings a narrator can have, and which class it then is. narrator.py and beyond/baselines/
+fill the table when they are imported.
 """
 from dataclasses import fields
 

@@ -20,7 +20,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from support.common.disk import expecting, read_json
+from support.common.disk import POINTER, expecting, is_pointer, read_json
 from support.common.errors import BadData
 from support.common.iterate import next_one_ready, prefetch
 from support.common.marks import known_mark, mark_of_numbers
@@ -70,8 +70,10 @@ def open_features(path: Path, name: str | None = None) -> Iterator[tuple[Tensor,
     except BadData:
         raise
     except Exception as error:                 # a damaged pickle can raise nearly anything
-        raise BadData(f"{path}: cannot be read as features ({type(error).__name__}); is it whole? "
-                      f"{READ}") from error
+        why = f"cannot be read as features ({type(error).__name__}), or is not whole"
+        if is_pointer(path):
+            why = POINTER
+        raise BadData(f"{path}: {why}; {READ}") from error
 
 
 def check_fit(name: str, fps: float, shape: Sequence[int] | None, config) -> None:

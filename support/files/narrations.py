@@ -9,8 +9,8 @@
                         video: [[narrations of one annotator], [of another], ...]
                     or one file per video, or a folder, as above
 
-Times are in seconds; "end" is another name of "time", and other names are not looked at. In JSON
-they may stand in any order, in .jsonl as the stream has written them. Texts are as they are written,
+Times are in seconds; "end" is another name of "time". Other names are not read; in a list that stands for one
+video, what they say is the same in all rows. In JSON rows may stand in any order, in .jsonl as the stream has written them. Texts are as they are written,
 and in one line (support/common/text.py: one_line). A malformed file raises BadData: one line names
 the problem.
 """
@@ -21,6 +21,7 @@ from urllib.parse import unquote
 
 from support.common.disk import expecting, is_number, read_json, read_jsonl
 from support.common.errors import BadData
+from support.common.progress import say
 from support.common.text import listed, one_line
 from support.files.cues import read_cues
 from support.files.sentences import NarratedVideo, Notes, Sentence
@@ -56,7 +57,8 @@ def paired(truths: dict, predictions: dict, gt: str, pred: str,
 
     Raises BadData, which names the videos that only one of the two has.
     """
-    if len(truths) == 1 and len(predictions) == 1:
+    if len(truths) == len(predictions) == 1 and truths.keys() != predictions.keys():
+        say(f"{pred} is scored against {gt}, though its video has another name")
         predictions = dict(zip(truths, predictions.values()))
     if partial:
         truths = {video: truth for video, truth in truths.items() if video in predictions}
@@ -95,7 +97,8 @@ def read_file(file: Path, notes: Notes, several: bool) -> dict[str, list[list[Se
     """{video: the sentences of each annotator} of a file."""
     ending = file.suffix.lower()
     if ending not in ENDINGS:
-        raise BadData(f"{file}: narrations are read from {', '.join(ENDINGS)} files; export one")
+        raise BadData(f"{file}: is no folder, and narrations are read from {', '.join(ENDINGS)} "
+                      f"files; export one")
     if ending in (".csv", ".srt", ".vtt"):
         return {file.stem: [read_cues(file, notes)]}
     if ending == ".jsonl":

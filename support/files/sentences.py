@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from math import ceil
 
-from support.common.text import one_line
+from support.common.text import listed, one_line
 
 
 HALF_A_MILLISECOND = 0.000501                  # and what floats add
@@ -59,7 +59,7 @@ class Notes:
         """One line, with the first EXAMPLES."""
         parts = []
         for what, n in self.counts.most_common():
-            places = ", ".join(self.places[what][:EXAMPLES])
+            places = listed(self.places[what], most=EXAMPLES)
             parts.append(f"{what}: {n} ({places})" if places else f"{what}: {n}")
         return one_line("; ".join(parts))
 

@@ -9,7 +9,7 @@ from support.common.text import without_secrets
 PIPE = re.compile(r"(?is)-|(https?|ftp)://.*")
 # A camera of this machine, FFmpeg's test pictures, and every other address
 LIVE = re.compile(
-    r"(?is)camera(:.+)?|/dev/video.*|lavfi:.+|(?!(https?|ftp|file):)[a-z][a-z0-9+.-]+://.*"
+    r"(?s)camera(:.+)?|/dev/video.*|lavfi:.+|(?i:(?!(https?|ftp|file):)[a-z][a-z0-9+.-]+://.*)"
 )
 TENSOR = re.compile(r"(?is)(.+?\.safetensors):(.*)")
 
@@ -21,7 +21,7 @@ class Source:
     given       as it was given; an address may hold a password
     kind        "video"     a file
                 "features"  a file of frame features: FILE.safetensors, FILE.safetensors:NAME, FILE.pt
-                "live"      a camera or an address; its newest pictures count (streams/live.py)
+                "live"      a camera or an address; its newest pictures count (beyond/streams/live.py)
                 "pipe"      a recording from standard input or the network
     path        of the file
     tensor      NAME, of features; or None
