@@ -216,6 +216,14 @@ def test_partial(tmp_path):
     assert (scored["videos"], scored["meteor"]) == (1, None)
 
 
+def test_files_that_say_memory_are_no_toy_videos(tmp_path):
+    of_videos = write(tmp_path / "all.json", {"a": [{"time": 1, "text": "x", "memory": ["x"]}]})
+    cues = tmp_path / "a.srt"
+    cues.write_text('1\n00:00:01,000 --> 00:00:02,000\nYou say "memory".\n')
+    for truth in (of_videos, cues):
+        assert command("score", "--pred", truth, "--gt", truth, "--json")["exact"] == 1
+
+
 def test_stream_is_resumable(tmp_path):
     for name in "ab":
         write_toy(tmp_path / f"{name}.mp4")

@@ -285,10 +285,13 @@ def test_narrations_of_ones_own_are_not_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("b.MP4").touch()                      # a video that is not narrated now
     torch.save(torch.zeros(1, 10, 64), "c.pt")
-    for option, file in (("--srt", "x.srt"), ("--vtt", "./x.vtt"), ("--jsonl", "x.json"),
-                         ("--srt", "b.srt"), ("--srt", "c.srt")):
+    x = features("x.safetensors", 2)
+    for source, option, file in (
+        (x, "--srt", "x.srt"), (x, "--vtt", "./x.vtt"), (x, "--jsonl", "x.json"),
+        (x, "--srt", "b.srt"), ("c.pt", "--srt", "c.srt"),
+    ):
         Path(file).write_text("my own")
-        line = ["c.pt" if file == "c.srt" else features("x.safetensors", 2), f"{option}={file}"]
+        line = [source, f"{option}={file}"]
         assert_refused(line, "beside a video narrations of its name are taken for your own")
         assert Path(file).read_text() == "my own"
 

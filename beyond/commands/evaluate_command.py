@@ -84,7 +84,9 @@ def add_words_of_toy(truths: dict[str, NarratedVideo], path: Path) -> None:
     """Where the truth is a toy video's .json, its sentences know their memory words."""
     files = path.glob("*.json") if path.is_dir() else [path]
     for file in files:
-        if file.suffix == ".json" and '"memory"' in file.read_text(encoding="utf-8"):
+        if file.stem not in truths or file.suffix != ".json":
+            continue
+        if '"memory"' in file.read_text(encoding="utf-8"):
             from toy.words import true_sentences
             truths[file.stem].annotators = [true_sentences(file)]
 

@@ -9,10 +9,10 @@
                         video: [[narrations of one annotator], [of another], ...]
                     or one file per video, or a folder, as above
 
-Times are in seconds; "end" is another name of "time". Other names are not read; in a list that stands for one
-video, what they say is the same in all rows. In JSON rows may stand in any order, in .jsonl as the stream has written them. Texts are as they are written,
-and in one line (support/common/text.py: one_line). A malformed file raises BadData: one line names
-the problem.
+Times are in seconds; "end" is another name of "time". Other names are not read; in a list that
+stands for one video, what they say is the same in all rows. In JSON rows may stand in any order, in
+.jsonl as the stream has written them. Texts are as they are written, and in one line
+(support/common/text.py: one_line). A malformed file raises BadData: one line names the problem.
 """
 from itertools import pairwise
 from operator import attrgetter
