@@ -126,19 +126,25 @@ def load_dataset(
     return samples
 
 
-def shorten(sample: Sample, max_frames: int) -> Sample:
-    """At most `max_frames` frames of a sample.
+def shorten(samples: list[Sample], max_frames: int) -> list[Sample]:
+    """At most `max_frames` frames of each sample. How many are longer is told.
 
     As in the authors' code, a shortened sample ends with the last narration that fits.
     """
-    if sample.num_frames <= max_frames:
-        return sample
-    num_frames = max_frames
-    frames = [frame for frame, _ in sample.narrations if frame < max_frames]
-    if frames:
-        num_frames = frames[-1] + 1
-    sentences = sample.annotators[0][:len(frames)]
-    return replace(sample, annotators=[sentences], num_frames=num_frames)
+    longer = 0
+    shortened = []
+    for sample in samples:
+        if sample.num_frames > max_frames:
+            longer += 1
+            frames = [frame for frame, _ in sample.narrations if frame < max_frames]
+            num_frames = frames[-1] + 1 if frames else max_frames
+            sentences = sample.annotators[0][:len(frames)]
+            sample = replace(sample, annotators=[sentences], num_frames=num_frames)
+        shortened.append(sample)
+    if longer:
+        say_as_one(f"{longer} of {len(samples)} samples have more than {max_frames} frames; they are used "
+                   f"up to their last narration within these (--max-frames)")
+    return shortened
 
 
 def check_sample(sample: Sample, config) -> None:

@@ -34,7 +34,7 @@ import narrator as nar
 from data import Sample
 from stream import Cache, Context, narrate
 from support.common.errors import BadData
-from support.common.java import run_meteor
+from support.common.java import meteor
 from support.common.processes import in_shares, my_share
 from support.common.progress import progress, say
 from support.files.sentences import NarratedVideo, Sentence
@@ -178,8 +178,7 @@ def evaluate(
     result.setdefault("meteor", None)
     first_video = next(iter(each.values()))     # all have the same measures
     for measure in first_video:
-        values = [measures[measure] for measures in each.values()]
-        result[measure] = average([value for value in values if value is not None])
+        result[measure] = average([measures[measure] for measures in each.values()])
     begin = 0                                  # of the video's pairs among those of all videos
     for name, matched in pairs.items():
         end = begin + len(matched)
@@ -191,8 +190,9 @@ def evaluate(
 
 
 def average(values) -> float | None:
-    """None if there is nothing to average."""
-    return float(np.mean(values)) if len(values) else None
+    """The mean of those that are not None; None if there are none."""
+    numbers = [value for value in values if value is not None]
+    return float(np.mean(numbers)) if numbers else None
 
 
 def by_duration(minutes: dict[str, float]) -> list[tuple[str, list[str]]]:
@@ -330,17 +330,6 @@ def longest_common_subsequence(r: list[str], s: list[str]) -> int:
                 row.append(max(above[j + 1], row[j]))
         above = row
     return above[-1]
-
-
-def meteor(pairs: list[Pair]) -> tuple[list[float], float] | None:
-    """METEOR 1.5 (Denkowski and Lavie, 2014) of each pair, and of the corpus.
-
-    The words of the two sentences are aligned: equal words, stems, synonyms and paraphrases. The
-    score is the weighted harmonic mean of precision and recall of the aligned words, times a
-    penalty on their breaks in order. Computed by the authors' program, which needs Java; None
-    where it does not run.
-    """
-    return run_meteor(pairs)
 
 
 # ------------------------------------------------------ teacher forcing (§4.1)
@@ -498,11 +487,9 @@ def later_frames(
 
 
 def summary(scores: list[SegmentScores], fps: float) -> dict[str, float]:
-    """A sample's values: means over its segments. As in the authors' code, one without any segment
-    counts as perfect.
+    """A sample's values: means over its segments. As in the authors' code, one that has nothing to
+    decide counts as perfect.
     """
-    if not scores:
-        return {"ppl": 1.0, "time_diff": 0.0, "fluency": 1.0, "lm_correctness": 1.0}
     decided = scores[1:]                # the first segment has no frames to decide on
     time_diff = 0.0
     fluency = 1.0

@@ -217,7 +217,7 @@ def train(
 
 def load_samples(recipe: Recipe, split: str, limit: int | None) -> list[data.Sample]:
     samples = data.load_dataset(recipe.data, recipe.root, split, limit)
-    return [data.shorten(sample, recipe.max_frames) for sample in samples]
+    return data.shorten(samples, recipe.max_frames)
 
 
 def narrator_for(recipe: Recipe, sample: data.Sample, dtype: torch.dtype) -> nar.Narrator:

@@ -91,16 +91,17 @@ def test_ground_truth_that_lacks_its_video(tmp_path):
         list(sample.frames())
 
 
-def test_shorten(tmp_path):
+def test_shorten(tmp_path, capsys):
     """At most so many frames, up to the last narration that fits: those of frames 0, 5, 12, 17."""
     rows = [{"time": time, "text": "x", "memory": ["x"]} for time in (0.5, 3, 6.5, 9)]
     sample = described(tmp_path, narrations=rows)
     pictures = (np.full((32, 48, 3), 10 * k, np.uint8) for k in range(20))
     write_video(tmp_path / "v.mp4", pictures, 2)
     for max_frames, narrations, frames in ((20, 4, 20), (19, 4, 18), (17, 3, 13), (1, 1, 1)):
-        short = data.shorten(sample, max_frames)
+        short, = data.shorten([sample], max_frames)
         assert len(short.narrations) == len(memory_words(short)) == narrations
         assert (short.num_frames, short.duration) == (frames, 10)
+        assert ("1 of 1 samples have more" in capsys.readouterr().err) == (max_frames < 20)
         assert [round(picture.mean() / 10) for picture in short.frames()] == list(range(frames))
 
 

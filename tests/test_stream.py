@@ -251,9 +251,10 @@ def test_the_toy_is_known_by_what_its_files_say(tmp_path):
         assert default_model([source_of(str(path))]) == DEFAULT_MODEL
     header = {"vision": "other", "grid": "3", "fps": "2", "duration": "1"}
     known = read_json(TOY / "narrator.json")["vision_mark"]
-    for mark, model in ((known, DEFAULT_MODEL), ("another", AUTHORS)):
-        save_file({"x": torch.zeros(2, 10, 128)}, tmp_path / "x.safetensors",
-                  header | {"vision_mark": mark})
+    for says, width, model in (({"vision_mark": known}, 128, DEFAULT_MODEL),
+                               ({"vision_mark": "another"}, 128, AUTHORS),
+                               ({}, 128, DEFAULT_MODEL), ({}, 1024, AUTHORS)):
+        save_file({"x": torch.zeros(2, 10, width)}, tmp_path / "x.safetensors", header | says)
         assert default_model([source_of(str(tmp_path / "x.safetensors"))]) == model
 
 

@@ -291,13 +291,13 @@ def run_teacher(args: argparse.Namespace):
     """PPL, TimeDiff (s), Fluency, LM-Correctness: means over samples. Shared under torchrun."""
     check_outputs(args)
     narrator, vision, samples = narrator_and_samples(args)
+    samples = data.shorten(samples, args.max_frames)
     settings = settings_of_rows(args, narrator)
     settings["max_frames"] = args.max_frames
     speed_up(narrator)
 
     def score(sample: data.Sample) -> list[dict]:
         data.check_sample(sample, narrator.config)
-        sample = data.shorten(sample, args.max_frames)
         narrations = evaluate.true_narrations(narrator, sample)
         x = torch.stack(list(sample.tokens(vision)))                    # [T, J, D]
         cache = context_class(narrator)(narrator).cache
@@ -312,8 +312,7 @@ def means_of(rows: dict[str, list[dict]]) -> Measured:
     each = {name: row for name, (row,) in rows.items()}
     means = {"videos": len(each)}
     for measure in next(iter(each.values())):
-        values = [row[measure] for row in each.values() if row[measure] is not None]
-        means[measure] = evaluate.average(values)
+        means[measure] = evaluate.average([row[measure] for row in each.values()])
     return means, each
 
 

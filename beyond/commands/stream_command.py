@@ -33,6 +33,7 @@ from beyond.streams.suspend import State
 from support.common.devices import device_and_dtype
 from support.common.disk import read_json
 from support.common.errors import BadData, command_line
+from support.common.marks import digest_of
 from support.common.options import (
     DEFAULT_MODEL, THAT_OF_CHECKPOINT, TOY_TITLE, Parser, add_settings, in_range, model_options,
     needs_of, non_negative_int, positive_float, positive_int, refuse_without_effect, settings_given,
@@ -89,7 +90,11 @@ class NarratedInput:
         # Entered in this order, left in the other one: files are locked until all else is done.
         with ExitStack() as stack:
             stack.enter_context(files_locked(self.given))
-            state = State(self.given, args.static)
+            state = State(self.given, {
+                "static": args.static,
+                # their values may be secret
+                "--source-option": args.source_option and digest_of(str(args.source_option)),
+            })
             if self.page is not None:
                 stack.enter_context(self.page)
                 self.page.record.fps = float(narrator.config.fps)
@@ -279,15 +284,16 @@ def default_model(sources: list[Source]) -> str:
 
 
 def is_of_the_toy(source: Source) -> bool:
-    """Whether a video says that it is one of the toy, or is the bundled one. Features are, unless
-    they say that they are of another encoder. What cannot be read is no obstacle: it is refused
-    when it is its turn.
+    """Whether a video says that it is one of the toy, or is the bundled one, or features say that
+    they are of its encoder. Of features that say nothing, the width decides. What cannot be read is
+    no obstacle: it is refused when it is its turn.
     """
     try:
         if source.kind == "features":
-            mark = read_json(Path(DEFAULT_MODEL) / "narrator.json")["vision_mark"]
-            with open_features(source.path, source.tensor) as (_, header):
-                return header.get("vision_mark", mark) == mark
+            settings = read_json(Path(DEFAULT_MODEL) / "narrator.json")
+            with open_features(source.path, source.tensor) as (x, header):
+                mark = header.get("vision_mark", settings["vision_mark"])
+                return x.shape[2] == settings["width"] and mark == settings["vision_mark"]
         if source.kind != "video":
             return False
         is_bundled = cmp(source.path, KITCHEN, shallow=False)

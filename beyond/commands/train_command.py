@@ -238,10 +238,6 @@ def train_on_files(options: Options) -> None:
     if options.val_limit:
         held_out = load_samples(options, "val", options.val_limit)
 
-    if any(sample.num_frames == options.max_frames for sample in samples):
-        say_as_one(f"of a training video the first {options.max_frames} frames are used, and some "
-                   f"have as many or more (--max-frames)")
-
     # make
     if options.init:
         narrator = pretrained(options, dtype)

@@ -159,10 +159,11 @@ def score_summaries(truth: dict[str, list[str]], summaries: dict[str, str]) -> d
     return measures
 
 
-def run_summaries(args: argparse.Namespace, ask: Ask) -> dict:
+def run_summaries(args: argparse.Namespace) -> dict:
     """Prints the summaries; their scores."""
     truth = of_intervals(summarised(Path(args.gt), Notes()))
     truth, predictions = paired(truth, read_predictions(Path(args.pred)), args.gt, args.pred, False)
+    ask = new_asker(args.llm)
     summaries = {}
     for name, narrations in progress(predictions.items(), "summaries", unit="video"):
         summaries[name] = summarise(ask, narrations)
@@ -210,12 +211,12 @@ class Reader:
                 for name in self.objects(text)]
 
 
-def run_objects(args: argparse.Namespace, ask: Ask) -> dict:
+def run_objects(args: argparse.Namespace) -> dict:
     """The measures of the videos of a data set."""
     truths = {sample.name: sample for sample in samples_of(args, split_of(args), streaming=True)}
     truths, predictions = paired(truths, read_predictions(Path(args.pred)), args.data, args.pred,
                                  False)
-    reader = Reader(ask)
+    reader = Reader(new_asker(args.llm))
     right = []                                 # of each predicted object
     for name, truth in progress(truths.items(), "objects", unit="video"):
         if any(truth.annotators):
@@ -232,7 +233,7 @@ def run_objects(args: argparse.Namespace, ask: Ask) -> dict:
 # ------------------------------------------------------------------------------- the command line
 
 def run_asked(args: argparse.Namespace) -> None:
-    result = args.run(args, new_asker(args.llm))
+    result = args.run(args)
     print_table([("all", result)])
     if args.json:
         print(json.dumps(result))

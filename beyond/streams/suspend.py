@@ -64,6 +64,7 @@ class State:
     """The state file of an input. Without a path, it does nothing.
 
     context         the stream, from `resume` on
+    options         {name: value} of options that may be others when it is resumed, which is told
     whose           {name used in messages: value} of what must be the same when it is resumed
     writers         its output files, from the moment when they are open
     camera          the live source, from `live_frames` on
@@ -71,11 +72,11 @@ class State:
     live_clock      of a live source: the time of day at which its time was 0; None for a recording
     """
 
-    def __init__(self, given: Input, static: bool = False):
+    def __init__(self, given: Input, options: dict):
         path = given.files.get("state")
         self.path = Path(path) if path else None
         self.given = given
-        self.static = static
+        self.options = options
         self.context: Bounded | None = None
         self.writers: Writers | None = None
         self.camera: Camera | None = None
@@ -149,7 +150,7 @@ class State:
 
     def free(self) -> dict:
         """What may be another when the stream is resumed."""
-        return settings_of(self.context.config, compared=False) | {"static": self.static}
+        return settings_of(self.context.config, compared=False) | self.options
 
     def save_if_due(self, narrated: bool) -> None:
         """Save the stream between two frames, if it is time and nothing has been read ahead.

@@ -25,9 +25,13 @@ def java_problem() -> str | None:
     return None
 
 
-def run_meteor(pairs: list[tuple[str, str]]) -> tuple[list[float], float] | None:
-    """METEOR of each pair (true sentence, predicted one), and of the corpus. None, and a line that
-    says why, where Java fails.
+def meteor(pairs: list[tuple[str, str]]) -> tuple[list[float], float] | None:
+    """METEOR 1.5 (Denkowski and Lavie, 2014) of each pair (true sentence, predicted one), and of the
+    corpus. None, and a line that says why, where Java fails.
+
+    The words of the two sentences are aligned: equal words, stems, synonyms and paraphrases. The
+    score is the weighted harmonic mean of precision and recall of the aligned words, times a
+    penalty on their breaks in order.
     """
     with TemporaryFile("w+", encoding="utf-8", errors="replace") as messages:
         try:

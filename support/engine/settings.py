@@ -24,7 +24,8 @@ def check_settings(config) -> None:
                               f"not {value!r}")
         choices = f.metadata["values"]
         if kind is str and choices and value not in choices:
-            raise BadData(f"{f.name} of a narrator is one of {', '.join(choices)}, not {value!r}")
+            raise BadData(f"{f.name} of a narrator is one of {', '.join(choices)}, not {value!r} "
+                          f"(those of baselines are known after `import beyond.baselines`)")
 
 
 def check_together(config, memory: type) -> None:

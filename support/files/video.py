@@ -42,7 +42,7 @@ LONGEST_GAP_IN_LONG_VIDEOS = 3600.0
 LONGEST_GAP_WHERE_CLOCKS_CHANGE = 10.0
 TIMELESS = 25                                  # so many pictures without times are not reported
 PATIENCE = 10.0                                # seconds without data until a sender is given up
-READ = "a video file, an address (http://, https://) or - (standard input) is read"
+READ = "a video file (no folder), an address (http://, https://) or - (standard input) is read"
 # FFmpeg's numbers: of what a stream says about its colours, of the transfer functions of HDR
 UNSPECIFIED = 2
 PQ, HLG = 16, 18

@@ -281,7 +281,7 @@ def test_training_samples(tmp_path, name, max_frames, suffix):
     expected = EXPECTED[f"{name}_narration{suffix}"]
     samples = list(data.load_dataset(name, golden_data(name, tmp_path / name), "val"))
     if max_frames:
-        samples = [data.shorten(sample, max_frames) for sample in samples]
+        samples = data.shorten(samples, max_frames)
     assert len(samples) == len(expected)
     for sample, case in zip(samples, expected):
         frames = case["shape"][0]

@@ -245,7 +245,7 @@ def test_matching(tmp_path, monkeypatch):
              for (_, end), (_, match) in zip(case["gt_segments"], case["indices"])]
     predicted = [{"time": end, "text": str(i)}
                  for i, (_, end) in enumerate(case["pred_segments"])]
-    monkeypatch.setattr(evaluate, "run_meteor", lambda pairs: None)       # takes seconds
+    monkeypatch.setattr(evaluate, "meteor", lambda pairs: None)       # takes seconds
     result, _ = score({"v": truth}, {"v": predicted}, tmp_path)
     assert result["rouge_l"] == 1
     temporal = [result[name] for name in ("precision", "recall", "f1")]

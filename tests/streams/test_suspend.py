@@ -211,7 +211,7 @@ def half(template, tmp_path, monkeypatch):
     return Half(copy.deepcopy(template.model), tmp_path)
 
 
-def test_what_may_differ(half):
+def test_what_may_differ(half, capsys):
     moved = half.folder / "moved" / "z.safetensors"
     moved.parent.mkdir()
     half.source.rename(moved)
@@ -220,9 +220,12 @@ def test_what_may_differ(half):
     config.llm = "another/name"
     config.theta, config.refractory, config.max_segment = 0.5, 1.0, 9.0
     half.args.static = True
+    half.args.source_option = [("framerate", "25")]         # of a raw film, it is another one
     half.args.lookahead = 2
     half.model.llm.to(torch.bfloat16)
     list(half.decisions())
+    told = capsys.readouterr().err
+    assert "static = False, here True" in told and "--source-option = None, here" in told
     frames = [row["frame"] for row in rows_of(half.folder / "trace")]
     assert sorted(set(frames)) == list(range(40))
     (half.folder / "srt").unlink()              # the end does not stand for a file that is gone
