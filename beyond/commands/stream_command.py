@@ -93,7 +93,7 @@ class NarratedInput:
             state = State(self.given, {
                 "static": args.static,
                 # their values may be secret
-                "--source-option": args.source_option and digest_of(str(args.source_option)),
+                "--source-option": args.source_option and digest_of(str(args.source_option))[:8],
             })
             if self.page is not None:
                 stack.enter_context(self.page)
