@@ -25,7 +25,7 @@ def check_settings(config) -> None:
         choices = f.metadata["values"]
         if kind is str and choices and value not in choices:
             raise BadData(f"{f.name} of a narrator is one of {', '.join(choices)}, not {value!r} "
-                          f"(those of baselines are known after `import beyond.baselines`)")
+                          f"(`import beyond.baselines` adds memories)")
 
 
 def check_together(config, memory: type) -> None:

@@ -65,8 +65,8 @@ def paired(truths: dict, predictions: dict, gt: str, pred: str,
     alone = sorted(truths.keys() ^ predictions.keys())
     if alone:
         raise BadData(f"{len(alone)} videos are in one of {gt} and {pred} alone: "
-                      f"{listed(alone)} (--partial leaves out those without "
-                      f"predictions, none without a truth)")
+                      f"{listed(alone)} (--partial leaves out those without predictions, "
+                      f"none without a truth)")
     return truths, predictions
 
 
