@@ -14,9 +14,9 @@ restarted, and its output files keep every whole line. No two processes share a 
 until the stream or its process ends (inputs.py).
 
 A state that does not belong to this stream is refused. That is a state with another source, narrator,
-language model or vision model, or with other settings that shape the cache; thresholds, bounds, --static
-and --source-option may differ, and that is told. Each is known by its mark (support/common/marks.py), of all its bytes; device
-and dtype may differ.
+language model or vision model, or with other settings that shape the cache. Each is known by its mark
+(support/common/marks.py), of all its bytes. Device and dtype may differ. Thresholds, bounds,
+--static and --source-option may differ, too, and that is told.
 
 The format is safetensors, with the numbers as JSON in the metadata; no pickle. A digest of
 everything shows damage.
