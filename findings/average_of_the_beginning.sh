@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Expected: KarrasEMA averages weights as sigma_rel says, a share of the training, however rarely update_every lets it.
 # Its decay is that of one step, (1 - 1 / step)^(gamma + 1); it is applied at each update_every-th step alone.
-# So with the default of 100 the average is that of the first steps, and the longer the training, the more so.
+# So with the default of 100 the exponent is in effect a hundredth, and the average is that of the training's beginning.
 # PostHocEMA builds on it; what it makes from its files for another sigma_rel is off as well.
 # Versions: ema-pytorch 0.8.3, torch 2.13.0.
 # Who meets it: whoever uses KarrasEMA or PostHocEMA with the default (100) or with the 10 of its own example.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Expected: one film has the same pictures whatever reads it.
-# An .mp4 or .mov says in "clap" (Matroska in PixelCrop) which part is to be shown. The program ffmpeg crops to it since
-# 7.1; its libraries hand the crop on as side data alone, so PyAV and OpenCV, with FFmpeg 8, show all that is stored.
+# An .mp4 says in "clap" which part is to be shown. The program ffmpeg crops to it; its libraries hand the crop on as side
+# data alone, so PyAV and OpenCV, with FFmpeg 8, show all that is stored.
 # MoviePy reads the stored size in ffmpeg's words and has the cropped picture scaled up to it: squares become upright.
 # Versions: imageio-ffmpeg 0.8.1 (FFmpeg 9.0.2), moviepy 2.2.1, PyAV 18.1.0, OpenCV 5.0.0.
 # Who meets it: whoever finds boxes, texts or captions in one of these and looks at them in another.

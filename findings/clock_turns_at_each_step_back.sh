@@ -10,7 +10,7 @@ set -euo pipefail
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 python3 -m venv "$place/venv"
-"$place/venv/bin/pip" install --quiet aiortc==1.16.0 av==18.1.0 numpy
+"$place/venv/bin/pip" install --quiet aiortc==1.16.0 av==18.1.0 numpy==2.4.6
 cd "$place"
 "$place/venv/bin/python" - <<'PYTHON'
 import asyncio

@@ -2,7 +2,7 @@
 # Expected: LoRA trains its small matrices with the gradients of the loss; the frozen weights pass them on to earlier layers.
 # lora-pytorch runs each frozen layer under no_grad, so gradients go back through the small matrices alone, and these begin
 # at zero: in the first step all layers but the last get exactly 0, later ones another gradient than that of the loss.
-# The outputs are right. Attention (nn.MultiheadAttention), whose weights are added up first, passes them on.
+# The outputs are right.
 # Versions: lora-pytorch 0.2.0, torch 2.13.0.
 # Who meets it: whoever adapts a model of more than one layer; the loss falls, so nothing looks wrong.
 set -euo pipefail

@@ -2,8 +2,7 @@
 # Expected: a date becomes the time code of its picture, and that time code becomes the date again.
 # smpte-timecode takes 23.976, or [24000, 1001], for 24000/1001, as it says, and keeps a copy with two digits, 23.98.
 # Dates are multiplied by the copy and time codes divided by the fraction: the time code of noon is 172 pictures late and
-# comes back as 12:00:07.2. add() and subtract() of a date do the same. At 29.97 and 59.94 noon is 1 and 3 pictures early.
-# At 24, 25 and 30 pictures a second all is right.
+# comes back as 12:00:07.2. At 29.97 and 59.94 noon is 1 and 3 pictures early. At 24 all is right.
 # Versions: smpte-timecode 1.3.6 (npm) with Node 24.19.0.
 # Who meets it: whoever marks events of a camera or a film at 23.976 by the clock.
 set -euo pipefail

@@ -3,7 +3,7 @@
 # Performer's mask sets the values of hidden tokens to zero and leaves their keys in the sum that is divided by. So each
 # output is a mean over the padding, too: a sentence that is padded to four times its length has about a quarter of it.
 # The softmax kernel of the keys subtracts the largest number of all tokens, later ones too, and then adds 0.0001. So one
-# later key of twice or four times the length moves all earlier outputs; at last they are the even mean of all values.
+# later key of twice or four times the length moves all earlier outputs, to nearly the even mean of the values so far.
 # With generalized_attention=True later tokens do not count; padding does.
 # Versions: performer-pytorch 1.1.4, torch 2.13.0.
 # Who meets it: whoever reads sentences or films of unequal length in one batch, or trains a causal Performer.
