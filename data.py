@@ -36,10 +36,9 @@ from support.common.options import DATASETS, dataset_folder
 from support.common.progress import say_as_one
 from support.common.text import counted
 from support.files import annotations, own_videos
+from support.files.annotations import FPS
 from support.files.features import Features, Store, check_fit, encode_pictures
 from support.files.sentences import BEYOND, NarratedVideo, Notes, assign_frames, at_frames, frame_at
-
-FPS = 2                 # frames a second of the three data sets (§4.1)
 
 
 # ------------------------------------------------------ samples
@@ -271,7 +270,7 @@ def interval_sample(interval: NarratedVideo, features: Features, notes: Notes) -
     return Sample(
         interval.annotators,
         interval.origin,
-        name=f"{video}_{first}_{stop}",
+        name=interval.name,
         # the start of the interval itself, not of its first frame: added to streamed times
         start=interval.start,
         end=interval.end,

@@ -176,6 +176,11 @@ def test_score_reads_every_form(tmp_path, pred, gt, narrations):
     assert result["rouge_l"] == pytest.approx(1)
 
 
+def test_rows_without_the_numbers_of_a_stream_are_refused(tmp_path):
+    rows = write(tmp_path / "p.jsonl", TRUE["a"][0] | {"video": "a"})
+    assert "with its number n" in command("score", "--pred", rows, "--gt", rows, ok=False)
+
+
 def test_score_refuses_a_video_in_two_files(tmp_path):
     once = folder_of(tmp_path / "once", {"x.json": TRUE})
     twice = folder_of(tmp_path / "twice", {"x.json": TRUE, "y.json": TRUE})
@@ -191,6 +196,8 @@ def test_score_refuses_a_video_in_two_files(tmp_path):
     ({"a": []}, {"a": {"start": 0}}, "list of narrations"),
     ({"a": []}, {"a": []}, "no video has"),
     ([TRUE["a"][0] | {"of": 1}, TRUE["a"][1] | {"of": 2}], TRUE, "'of' differs from row to row"),
+    ({"a": [TRUE["a"][0] | {"by": 1}, TRUE["a"][1] | {"by": 2}]}, TRUE, "'by' differs from row to row"),
+    (TRUE, {"a": [[TRUE["a"][0] | {"by": 1}, TRUE["a"][1] | {"by": 2}]]}, "'by' differs from row to row"),
     ([{"start": 3, "end": 1, "text": "x"}], TRUE, "it starts at 3 and ends at 1"),
 ])
 def test_bad_files_get_one_line(tmp_path, predicted, true, message):

@@ -59,13 +59,12 @@ def tokens_of_kitchens() -> Tensor:
         labels.append(torch.from_numpy(kitchen.labels()[..., world.TYPE]))      # [T, 9]
     x = torch.stack(x)                                                  # [all frames, J, D]
     labels = torch.cat(labels)
-    cls = x[:, 0]                                                       # it shows no thing
-    tokens = [torch.stack([some_of(cls) for _ in range(1 + len(TYPES))])]
+    kinds = range(1 + len(TYPES))
+    tokens = [some_of(x[:, 0]) for _ in kinds]                          # CLS: it shows no thing
     for place in range(len(world.PLACES)):
         of_place = x[:, 1 + place]
-        of_types = [some_of(of_place[labels[:, place] == kind]) for kind in range(1 + len(TYPES))]
-        tokens.append(torch.stack(of_types))
-    return torch.stack(tokens)
+        tokens += [some_of(of_place[labels[:, place] == kind]) for kind in kinds]
+    return torch.stack(tokens).unflatten(0, (-1, len(kinds)))
 
 
 def some_of(tokens: Tensor) -> Tensor:

@@ -31,7 +31,6 @@ import torch
 import evaluate
 from beyond.commands.data_command import samples_of
 from beyond.commands.evaluate_command import split_of
-from data import FPS
 from support.common import java
 from support.common.devices import device_and_dtype
 from support.common.errors import BadData, command_line
@@ -42,7 +41,7 @@ from support.common.text import one_line
 from support.engine.frozen import load_llm
 from support.files.annotations import summarised
 from support.files.narrations import Sentence, is_list_of, paired, read_predictions
-from support.files.sentences import NarratedVideo, Notes
+from support.files.sentences import Notes
 
 Ask = Callable[[str, int], str]                # (question, longest answer [tokens]) -> answer
 
@@ -126,17 +125,6 @@ def clean_summary(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
-def of_intervals(annotated: list[NarratedVideo]) -> dict[str, list[str]]:
-    """Ego4D's summaries, by the names of streamed intervals (data.py: interval_sample)."""
-    summaries = {}
-    for interval in annotated:
-        first = int(interval.start * FPS)
-        stop = int(interval.end * FPS) + 1
-        cleaned = [clean_summary(text) for text in interval.summaries]
-        summaries[f"{interval.video}_{first}_{stop}"] = [text for text in cleaned if text]
-    return summaries
-
-
 def score_summaries(truth: dict[str, list[str]], summaries: dict[str, str]) -> dict:
     """CIDEr-D, METEOR (not without Java) and ROUGE-L of summaries, means over videos.
 
@@ -161,7 +149,10 @@ def score_summaries(truth: dict[str, list[str]], summaries: dict[str, str]) -> d
 
 def run_summaries(args: argparse.Namespace) -> dict:
     """Prints the summaries; their scores."""
-    truth = of_intervals(summarised(Path(args.gt), Notes()))
+    truth = {}                                 # Ego4D's summaries, by the name of their interval
+    for interval in summarised(Path(args.gt), Notes()):
+        cleaned = [clean_summary(text) for text in interval.summaries]
+        truth[interval.name] = [text for text in cleaned if text]
     truth, predictions = paired(truth, read_predictions(Path(args.pred)), args.gt, args.pred, False)
     ask = new_asker(args.llm)
     summaries = {}

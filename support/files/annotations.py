@@ -24,6 +24,9 @@ from support.files.narrations import to_sentences
 from support.files.sentences import NarratedVideo, Notes, Sentence
 
 
+FPS = 2                                        # frames a second of all three (§4.1)
+
+
 # ------------------------------------------------------------------------------------------- files
 
 SPLITS_OF = {
@@ -164,7 +167,7 @@ def ego4d_split(root: Path, split: str, content: dict) -> dict:
                               f"{root}/annotations")
             with expecting(path, AS_PUBLISHED):
                 for row in read_json(path)[key]:
-                    split_of[row.get("video_uid")] = listed_split
+                    split_of[row["video_uid"]] = listed_split
     return {video: entry for video, entry in content.items()
             if split_of.get(video, "train") == split}
 
@@ -272,6 +275,21 @@ def intervals(name: str, root: Path, split: str, notes: Notes) -> list[NarratedV
         origin = min(times) if name == "ego4d" else 0.0
         all_intervals.append(NarratedVideo(annotators, origin, video=video, start=min(times),
                                            end=max(times)))
+    return named(all_intervals)
+
+
+def named(all_intervals: list[NarratedVideo]) -> list[NarratedVideo]:
+    """Intervals with the names that the authors' code gives their files: of the video, the first
+    frame and the one behind the last. Two of the same frames differ by a "+", so that none is lost.
+    """
+    names = set()
+    for interval in all_intervals:
+        first = int(interval.start * FPS)
+        stop = int(interval.end * FPS) + 1
+        interval.name = f"{interval.video}_{first}_{stop}"
+        while interval.name in names:
+            interval.name += "+"
+        names.add(interval.name)
     return all_intervals
 
 
@@ -294,4 +312,4 @@ def summarised(path: Path, notes: Notes) -> list[NarratedVideo]:
                         interval.annotators.append(sentences)
                     interval.summaries.append((entry.get("summary") or "").strip())
                 all_intervals.append(interval)
-    return all_intervals
+    return named(all_intervals)

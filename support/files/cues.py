@@ -9,7 +9,7 @@
 
 A cue counts at its end, as stream.py places a narration. Its lines are joined, markup is taken out,
 and a text is in one line (support/common/text.py: one_line); else it is as it is written. What is
-not as it is read raises BadData with the file and the line with which a cue or a row begins.
+not as it is read raises BadData with the file and a line: a cue's first, a table row's last.
 """
 import csv
 import re

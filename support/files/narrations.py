@@ -104,9 +104,9 @@ def read_file(file: Path, notes: Notes, several: bool) -> dict[str, list[list[Se
         return {file.stem: [read_cues(file, notes)]}
     if ending == ".jsonl":
         rows = read_jsonl(file)
-        with expecting(file, READ):
+        with expecting(file, "the rows of stream.py, each with its number n"):
             # they begin anew where a second run was appended, and the two would be taken for one
-            numbers = [row.get("n", n) for n, row in enumerate(rows)]
+            numbers = [row["n"] for row in rows]
             if numbers != sorted(set(numbers)):
                 raise BadData(f"{file}: its numbers (n) do not rise; one stream a file is read")
         content = {unquote(file.stem): rows}   # the inverse of file_name
@@ -115,7 +115,6 @@ def read_file(file: Path, notes: Notes, several: bool) -> dict[str, list[list[Se
         if isinstance(content, dict) and isinstance(content.get("narrations"), list):
             content = content["narrations"]
         if isinstance(content, list):
-            check_one_video(file, content)
             content = {file.stem: content}
         if not isinstance(content, dict):
             raise BadData(f"{file}: expected {READ}, or {{video: {READ}}}")
@@ -125,17 +124,21 @@ def read_file(file: Path, notes: Notes, several: bool) -> dict[str, list[list[Se
         annotators = [entry]
         if several and is_list_of(entry, list) and entry:
             annotators = entry
-        videos[video] = [to_sentences(rows, f"{file}, video {video}") for rows in annotators]
+        where = f"{file}, video {video}"
+        videos[video] = [to_sentences(rows, where) for rows in annotators]
+        for rows in annotators:
+            check_one_video(where, rows)
     return videos
 
 
-def check_one_video(file: Path, rows: list) -> None:
+def check_one_video(where: str, rows: list[dict]) -> None:
     """BadData if rows differ in what is not read: they may be of several videos, or annotators."""
-    for before, now in pairwise(row for row in rows if isinstance(row, dict)):
+    for before, now in pairwise(rows):
         for name in sorted((before.keys() | now.keys()) - NAMES):
             if before.get(name) != now.get(name):
-                raise BadData(f"{file}: {name!r} differs from row to row; if the rows are of several "
-                              f"videos, {{video: {READ}}} is read, and if not, leave it out")
+                raise BadData(f"{where}: {name!r} differs from row to row; rows of several videos are "
+                              f"read as {{video: rows}}, of several annotators as {{video: [rows, "
+                              f"rows]}}; if they are of one, leave it out")
 
 
 def to_sentences(rows, where: str) -> list[Sentence]:

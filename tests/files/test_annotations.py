@@ -199,6 +199,7 @@ INVALID = [
     {"videos": {"v": 3}}, {"videos": {"v": {"narrations": 3}}}, {"videos": {"v": {"narrations": [{"text": 3}]}}},
     {"v": {"1, 2": 3}}, {"v": {"1.2.3, 4": {}}}, {"annotations": {"v": [3]}}, [{"video_uid": []}],
     {key: [{"video_uid": []}] for key in ("videos", "clips", "annotations")},
+    {key: [{"video_id": "v"}] for key in ("videos", "clips", "annotations")},
 ]
 
 
@@ -308,6 +309,16 @@ def test_streaming_samples(tmp_path, name):
             origin = sample.start
         assert sample.start == pytest.approx(start, abs=0.5)
         assert sample.origin == origin
+
+
+def test_intervals_of_the_same_frames_have_names_of_their_own(tmp_path):
+    said = {"a": {"narration": [{"time": 3.0, "text": "You cut."}]}}
+    times = ("1.77, 8.81", "1.87, 8.71", "1.6, 8.9", "2, 8.81")
+    write(tmp_path / "segment_summaries.json", {"v": dict.fromkeys(times, said)})
+    features(tmp_path, {"v": 20})
+    samples = data.load_dataset("ego4d", tmp_path, "val", streaming=True)
+    assert [sample.start for sample in samples] == [1.77, 1.87, 1.6, 2]
+    assert samples[0].name == "v_3_18" and len({sample.name for sample in samples}) == 4
 
 
 def test_ego4d_tags_are_removed():
