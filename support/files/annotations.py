@@ -279,8 +279,8 @@ def intervals(name: str, root: Path, split: str, notes: Notes) -> list[NarratedV
 
 
 def named(all_intervals: list[NarratedVideo]) -> list[NarratedVideo]:
-    """Intervals with the names that the authors' code gives their files: of the video, the first
-    frame and the one behind the last. Two of the same frames differ by a "+", so that none is lost.
+    """Intervals with the names of the authors' code: of the video, the first frame, and the frame
+    behind the last. Where these are the same, names differ by a "+", so that no interval is lost.
     """
     names = set()
     for interval in all_intervals:
