@@ -57,7 +57,6 @@ class Sample(NarratedVideo):
     # () -> pictures, uint8 [H, W, 3]; None where there are features
     source: Callable[[], Iterator[np.ndarray]] | None = None
     features: Features | None = None        # None where there are pictures
-    first: int = 0                          # the frame of its features with which it begins
 
     def __post_init__(self):
         self.seconds = self.num_frames / self.fps
@@ -254,17 +253,12 @@ def track_sample(track: NarratedVideo, features: Features, notes: Notes) -> Samp
 
 def interval_sample(interval: NarratedVideo, features: Features, notes: Notes) -> Sample:
     """An interval of a video, with the sentences of all annotators at their own times."""
-    video = interval.video
-    # As in the authors' code, the first frame is rounded down (for training, up); the last one is
-    # included.
-    first = int(interval.start * FPS)
-    stop = int(interval.end * FPS) + 1
     # the features can be shorter than the annotated interval
-    num_frames = min(stop, features.shape[0]) - first
+    num_frames = min(interval.stop, features.shape[0]) - interval.first
     if num_frames < 1:
-        raise BadData(f"{features.path}, video {video}: ends before its narrations begin "
+        raise BadData(f"{features.path}, video {interval.video}: ends before its narrations begin "
                       f"({interval.start} s)")
-    end = (first + num_frames) / FPS
+    end = (interval.first + num_frames) / FPS
     notes.add("narrations beyond the end of their features, which cannot be found",
               sum(sentence.time > end for rows in interval.annotators for sentence in rows))
     return Sample(
@@ -277,7 +271,7 @@ def interval_sample(interval: NarratedVideo, features: Features, notes: Notes) -
         num_frames=num_frames,
         duration=features.duration,
         features=features,
-        first=first,
+        first=interval.first,
     )
 
 

@@ -82,7 +82,8 @@ WORLDS = {
 def draw(tokens: Tensor, videos: int) -> tuple[Tensor, Tensor, Tensor]:
     """Videos x [B, T, J, D], the thing that each place shows last [B, J], from 1 on, and whether it
     took the place of another one [B, J]. Token 0 never shows a thing."""
-    J, things = tokens.shape[0], tokens.shape[1] - 1
+    J = len(tokens)
+    things = tokens.shape[1] - 1
 
     def numbers(least: int, most: int) -> Tensor:
         return torch.randint(least, most + 1, (videos, 1, J))

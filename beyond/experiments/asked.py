@@ -151,8 +151,8 @@ def run_summaries(args: argparse.Namespace) -> dict:
     """Prints the summaries; their scores."""
     truth = {}                                 # Ego4D's summaries, by the name of their interval
     for interval in summarised(Path(args.gt), Notes()):
-        cleaned = [clean_summary(text) for text in interval.summaries]
-        truth[interval.name] = [text for text in cleaned if text]
+        cleaned = map(clean_summary, interval.summaries)
+        truth[interval.name] = list(filter(None, cleaned))
     truth, predictions = paired(truth, read_predictions(Path(args.pred)), args.gt, args.pred, False)
     ask = new_asker(args.llm)
     summaries = {}

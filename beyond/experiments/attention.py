@@ -81,7 +81,7 @@ def last_attention(narrator: nar.Narrator, x: Tensor, narrations: nar.Narrations
 
 def run_attention(args: argparse.Namespace) -> None:
     narrator, vision, samples = narrator_and_samples(args)
-    if getattr(narrator, "routing", None) is not None:
+    if getattr(narrator, "routing", None):
         raise BadData(f"{args.model}: in a layer with a router, few tokens attend; its attention "
                       "cannot be compared")
     shares = []

@@ -168,6 +168,7 @@ class Camera:
         self.dropped = 0
         self.reconnects = 0
         # of the thread
+        self.may_end = source == "-"                # a pipe that has ended stays so
         self.due = -inf                             # when the next picture is wanted
         self.newest_at = 0.0                        # when the newest came, or it was opened
 
@@ -286,8 +287,7 @@ class Camera:
                     reason = f"nothing came for {patience:g} s"
             except (BadData, IndexError) as error:  # IndexError: as in video.py
                 reason = str(error)
-            has_ended = self.source == "-" and self.decoded > 0          # a pipe stays so
-            if self.closed.is_set() or has_ended:
+            if self.closed.is_set() or self.may_end and self.decoded:
                 return
             failures += 1
             is_snapshot = self.decoded < 2
@@ -312,6 +312,9 @@ class Camera:
         self.newest_at = time.monotonic()
         with av.open(file, format=form, options=options, timeout=timeout,
                      metadata_errors="replace") as container:
+            if self.source.lower().startswith("http") and container.duration:
+                self.may_end = True                 # a film, or a playlist with its last line
+                raise BadData("it states its end; without --live all of it is narrated")
             # one thread for each slice: with one for each frame, decoding holds some back
             stream = video_stream(container, "it", "SLICE")
             for packet, turn in self._in_turn(container, stream):

@@ -43,10 +43,10 @@ def first_weights(
 
 
 @torch.no_grad()
-def start_connector(connector: nn.Sequential, x: Tensor, gain: float = 5.0):
+def start_connector(connector: nn.Sequential, x: Tensor):
     """Start the connector from training features x [T, J, D].
 
-    Its first layer standardises its input, and enlarges by `gain` the directions in which the J
+    Its first layer standardises its input, and enlarges by five the directions in which the J
     token slots differ: the language model has to find a place before it can name what is there.
     """
     x = x.float()
@@ -57,7 +57,7 @@ def start_connector(connector: nn.Sequential, x: Tensor, gain: float = 5.0):
     slots = (x.mean(0) - mean) / std                                   # [J - 1, D]
     directions = torch.linalg.svd(slots, full_matrices=False).Vh
     directions = directions[:len(slots) - 1]                           # [J - 2, D]: rank of `slots`
-    enlarge = torch.eye(len(mean)) + (gain - 1) * directions.T @ directions    # [D, D]
+    enlarge = torch.eye(len(mean)) + 4 * directions.T @ directions     # [D, D]
     first = connector[0]
     orthogonal = nn.init.orthogonal_(torch.empty_like(first.weight))
     first.weight.copy_(orthogonal @ enlarge / std)

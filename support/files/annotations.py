@@ -122,7 +122,7 @@ def ego4d_raw(content: dict, notes: Notes) -> Rows:
             if len(text.split()) == 1:
                 notes.add("narrations of one word left out")
                 continue
-            rows_of[video][str(row.get("_annotation_uid"))].append(row | {"text": text})
+            rows_of[video][row["_annotation_uid"]].append(row | {"text": text})
     return rows_of
 
 
@@ -275,18 +275,19 @@ def intervals(name: str, root: Path, split: str, notes: Notes) -> list[NarratedV
         origin = min(times) if name == "ego4d" else 0.0
         all_intervals.append(NarratedVideo(annotators, origin, video=video, start=min(times),
                                            end=max(times)))
-    return named(all_intervals)
+    return on_frames(all_intervals)
 
 
-def named(all_intervals: list[NarratedVideo]) -> list[NarratedVideo]:
-    """Intervals with the names of the authors' code: of the video, the first frame, and the frame
-    behind the last. Where these are the same, names differ by a "+", so that no interval is lost.
+def on_frames(all_intervals: list[NarratedVideo]) -> list[NarratedVideo]:
+    """Intervals with their frames and their names, as in the authors' code: the first frame is
+    rounded down (for training, up), the last one is included, and a name is made of the video and
+    both. Where these are the same, names differ by a "+", so that no interval is lost.
     """
     names = set()
     for interval in all_intervals:
-        first = int(interval.start * FPS)
-        stop = int(interval.end * FPS) + 1
-        interval.name = f"{interval.video}_{first}_{stop}"
+        interval.first = int(interval.start * FPS)
+        interval.stop = int(interval.end * FPS) + 1
+        interval.name = f"{interval.video}_{interval.first}_{interval.stop}"
         while interval.name in names:
             interval.name += "+"
         names.add(interval.name)
@@ -312,4 +313,4 @@ def summarised(path: Path, notes: Notes) -> list[NarratedVideo]:
                         interval.annotators.append(sentences)
                     interval.summaries.append((entry.get("summary") or "").strip())
                 all_intervals.append(interval)
-    return named(all_intervals)
+    return on_frames(all_intervals)

@@ -116,11 +116,11 @@ def read_file(file: Path, notes: Notes, several: bool) -> dict[str, list[list[Se
             content = content["narrations"]
         if isinstance(content, list):
             content = {file.stem: content}
-        if not isinstance(content, dict):
-            raise BadData(f"{file}: expected {READ}, or {{video: {READ}}}")
 
+    with expecting(file, f"{READ}, or {{video: {READ}}}"):
+        entries = content.items()
     videos = {}
-    for video, entry in content.items():
+    for video, entry in entries:
         annotators = [entry]
         if several and is_list_of(entry, list) and entry:
             annotators = entry

@@ -30,6 +30,8 @@ class NarratedVideo:
     video: str = ""                            # of which it is (a part)
     start: float = 0.0                         # [s] of the video where the part starts
     end: float | None = None                   # of an annotated interval [s]
+    first: int = 0                             # the frame of its features with which it begins
+    stop: int = 0                              # of an annotated interval: the frame behind its last
     # Ego4D: each annotator's summary of the whole interval (App. C.4)
     summaries: list[str] = field(default_factory=list)
 

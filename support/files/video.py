@@ -164,8 +164,9 @@ class Video:
             self.damaged += 1
             # a damaged file is narrated as far as it goes, but this may have been the connection
             if is_sent:
-                raise BadData(f"{self.name}: broke off before its end; with --state, the same "
-                              f"command goes on when the connection is there again")
+                raise BadData(f"{self.name}: broke off before its end, or its server does not say "
+                              f"where that is (save it then, and give the file); with --state, the "
+                              f"same command goes on when the connection is there again")
 
     def _converted(self, frame: av.VideoFrame, reformatter: VideoReformatter) -> np.ndarray:
         """A frame as it is given. BadData if FFmpeg cannot convert its colours."""
@@ -262,6 +263,8 @@ class Video:
         before, begin = next(claims)
         for claim, time in claims:
             self._timeless += claim.clock is None
+            # of a playlist, FFmpeg leaves out missing segments without a word; pictures are shorter
+            self.damaged += self._container.format.name == "hls" and time - begin > 2
             yield before.picture, time
             before, begin = claim, time
         yield before.picture, begin + max(before.step, 2 * TOLERANCE)
@@ -317,10 +320,9 @@ def is_endless(container) -> bool:
     """Whether what is sent is no recording: a playlist without its last line, or pictures without
     times (a web camera's), if neither says how long it is.
     """
-    is_playlist = container.format.name == "hls"
     lacks_times = container.format.flags & av.format.Flags.no_timestamps.value
     is_sent = container.size <= 0                          # a file has a size
-    return container.duration is None and (is_playlist or lacks_times and is_sent)
+    return container.duration is None and (container.format.name == "hls" or lacks_times and is_sent)
 
 
 def video_stream(container, name: str, threads: str):

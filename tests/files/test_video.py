@@ -330,6 +330,18 @@ def test_all_of_a_playlist(tmp_path, grows):
     assert numbers == list(range(60))
 
 
+@pytest.mark.parametrize("missing", [(), (1,), (1, 2)])
+def test_missing_segments_of_a_playlist_are_told(tmp_path, missing, capsys):
+    path = record(tmp_path / "a.m3u8", steady(100, 10), bframes=0, gop=20, container="hls",
+                  options={"hls_time": "2", "hls_list_size": "0"})
+    for part in missing:
+        (tmp_path / f"a{part}.ts").unlink()
+    video = Video(path)
+    assert len(numbers_in(video)) == 20 and video.damaged == min(1, len(missing))
+    video.report()
+    assert ("missing parts" in capsys.readouterr().err) == bool(missing)
+
+
 def test_seams_of_a_playlist_are_no_damage(tmp_path):
     lines = ["#EXTM3U", "#EXT-X-TARGETDURATION:4"]
     for part in range(3):

@@ -30,7 +30,7 @@ from support.files.sources import source_of
 from support.files.video import Video
 from test_commands import call
 from test_data import write_toy
-from test_video import number, picture_of
+from test_video import number, picture_of, record, steady
 
 MODEL = ["--device", "cpu", "--model", str(TOY)]
 LAVFI = "lavfi:testsrc=size=64x48:rate=25,realtime"
@@ -275,6 +275,22 @@ def test_what_has_no_end_is_no_recording(sender, tmp_path):
             Video(url)
         playlist.write_text(playlist.read_text() + "#EXT-X-ENDLIST\n")
         assert Video(url).duration == 1
+        with pytest.raises(BadData, match="states its end; without --live"):
+            list(Camera(url))
+
+
+def test_a_live_playlist_that_gets_its_last_line_ends(tmp_path, messages):
+    record(tmp_path / "a.ts", steady(20, 10), bframes=0)
+    playlist = tmp_path / "a.m3u8"
+    playlist.write_text("#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:2,\na.ts\n")
+    handler = partial(QuietHandler, directory=tmp_path)
+    with serve(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
+        numbers = []
+        for picture in Camera(f"http://127.0.0.1:{server.server_port}/a.m3u8"):
+            numbers.append(number(picture))
+            if len(numbers) == 2:
+                playlist.write_text(playlist.read_text() + "#EXT-X-ENDLIST\n")
+    assert numbers == sorted(set(numbers)) and numbers[-1] >= 14            # once, and all of it
 
 
 class Eyes:
