@@ -322,7 +322,8 @@ def is_endless(container) -> bool:
     """
     lacks_times = container.format.flags & av.format.Flags.no_timestamps.value
     is_sent = container.size <= 0                          # a file has a size
-    return container.duration is None and (container.format.name == "hls" or lacks_times and is_sent)
+    return container.duration is None and (
+        container.format.name == "hls" or lacks_times and is_sent)
 
 
 def video_stream(container, name: str, threads: str):
