@@ -24,7 +24,7 @@ from support.files.narrations import to_sentences
 from support.files.sentences import NarratedVideo, Notes, Sentence
 
 
-FPS = 2                                        # frames a second of all three (§4.1)
+FPS = 2                                        # frames a second of the three data sets (§4.1)
 
 
 # ------------------------------------------------------------------------------------------- files

@@ -197,7 +197,7 @@ def test_damaged_files_are_named(tmp_path, content, message):
 INVALID = [
     None, 3, "x", [], [[]], {}, {"v": None}, {"v": [3]}, {"v": {"a": 3}}, {"v": [{"descriptions": 3}]},
     {"videos": {"v": 3}}, {"videos": {"v": {"narrations": 3}}}, {"videos": {"v": {"narrations": [{"text": 3}]}}},
-    {"v": {"1, 2": 3}}, {"v": {"1.2.3, 4": {}}}, {"annotations": {"v": [3]}}, [{"video_uid": []}],
+    {"videos": {"v": {"narrations": [{"time": 1.0, "text": "#C C sits down"}]}}}, {"v": {"1, 2": 3}}, {"v": {"1.2.3, 4": {}}}, {"annotations": {"v": [3]}}, [{"video_uid": []}],
     {key: [{"video_uid": []}] for key in ("videos", "clips", "annotations")},
     {key: [{"video_id": "v"}] for key in ("videos", "clips", "annotations")},
 ]
