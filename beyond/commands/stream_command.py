@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from filecmp import cmp
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -54,7 +53,6 @@ LOOKAHEAD = 4                           # frames in one pass, of a recording
 # The narrator of real videos, and the licence of its language model
 AUTHORS = "zeyun-zhong/flownar-1B-ego4d"
 LICENCE = "https://huggingface.co/meta-llama/Llama-3.2-1B-Instruct"
-KITCHEN = Path(DEFAULT_MODEL).with_name("kitchen.mp4")      # a video of the toy without a title
 
 
 class NarratedInput:
@@ -284,9 +282,9 @@ def default_model(sources: list[Source]) -> str:
 
 
 def is_of_the_toy(source: Source) -> bool:
-    """Whether a video says that it is one of the toy, or is the bundled one, or features say that
-    they are of its encoder. Of features that say nothing, the width decides. What cannot be read is
-    no obstacle: it is refused when it is its turn.
+    """Whether a video says that it is one of the toy, or features say that they are of its encoder.
+    Of features that say nothing, the width decides. What cannot be read is no obstacle: it is
+    refused when it is its turn.
     """
     try:
         if source.kind == "features":
@@ -294,10 +292,7 @@ def is_of_the_toy(source: Source) -> bool:
             with open_features(source.path, source.tensor) as (x, header):
                 mark = header.get("vision_mark", settings["vision_mark"])
                 return x.shape[2] == settings["width"] and mark == settings["vision_mark"]
-        if source.kind != "video":
-            return False
-        is_bundled = cmp(source.path, KITCHEN, shallow=False)
-        return is_bundled or Video(source.given).title == TOY_TITLE
+        return source.kind == "video" and Video(source.given).title == TOY_TITLE
     except (BadData, OSError):
         return True
 

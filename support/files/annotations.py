@@ -286,6 +286,8 @@ def on_frames(all_intervals: list[NarratedVideo]) -> list[NarratedVideo]:
     names = set()
     for interval in all_intervals:
         interval.first = int(interval.start * FPS)
+        if interval.first < 0:
+            raise ValueError(f"an interval begins at {interval.start} s")
         interval.stop = int(interval.end * FPS) + 1
         interval.name = f"{interval.video}_{interval.first}_{interval.stop}"
         while interval.name in names:
@@ -313,4 +315,4 @@ def summarised(path: Path, notes: Notes) -> list[NarratedVideo]:
                         interval.annotators.append(sentences)
                     interval.summaries.append((entry.get("summary") or "").strip())
                 all_intervals.append(interval)
-    return on_frames(all_intervals)
+        return on_frames(all_intervals)

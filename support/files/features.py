@@ -295,7 +295,7 @@ class Store:
             with expecting(file, '{video: {"duration": seconds, "path": file}, ...}'):
                 for video, entry in read_json(file).items():
                     duration, name = entry["duration"], entry["path"]
-                    if not duration > 0:
+                    if not 0 < duration < 1e12:
                         raise ValueError(f"{duration} is no duration")
                     self.index[video] = duration, Path(name)
         # listed once, because a large folder is slow to list

@@ -134,7 +134,7 @@ def test_a_range_of_frames(tmp_path, path, name, save):
 
 def test_invalid_metadata(tmp_path):
     for entry in (3, {"duration": 2.0, "path": 3}, {"duration": 0, "path": "v.pt"},
-                  {"duration": "2", "path": "v.pt"}):
+                  {"duration": "2", "path": "v.pt"}, {"duration": 1e300, "path": "v.pt"}):
         write_metadata(tmp_path, {"v": entry})
         with pytest.raises(BadData, match="features_metadata.json: expected .*duration"):
             features.Store(tmp_path, {})
