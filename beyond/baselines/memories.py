@@ -13,7 +13,6 @@ allows.
     clam      [h, D/2h, D/h]      65,536                       and a gate for each key channel
     tied      [h, D/2h, D/h]      65,536                       the same as clam
     writing   [h, D/2h, D/h]      65,536                       and how much a head writes
-    strength  [h, D/2h, D/h]      65,536                       the same as writing
     delta     [h, D/2h, D/h]      65,536                       and how much a head replaces
 
 So equally many memory tokens are not equally large states.
@@ -265,16 +264,6 @@ class WritingCLAM(CLAM):
         return beta[..., None] * F.normalize(k, dim=-1), v, log_gate
 
 
-class StrengthCLAM(WritingCLAM):
-    """CLAM with that write strength alone (not in the paper): its keys have no norm of 1."""
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """beta k, v and log G."""
-        k, v, log_gate = CLAM.project(self, x)
-        beta = self.w_beta(x).float().sigmoid()                         # [..., h]
-        return beta[..., None] * k, v, log_gate
-
-
 class DeltaNet(CLAM):
     """The delta rule (Yang et al., 2024, arXiv 2406.06484): what the state holds at a key is
     erased, and the new value written there. Per head, with keys of norm 1,
@@ -334,7 +323,6 @@ MEMORIES = {
     "clam": CLAM,
     "tied": TiedCLAM,
     "writing": WritingCLAM,
-    "strength": StrengthCLAM,
     "delta": DeltaNet,
     "retnet": RetNet,
     "tokenmlp": TokenMLP,

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 import narrator as nar
 from beyond.baselines import memories
 from beyond.baselines.memories import (
-    DeltaNet, KMeans, MovieChat, RecentFrames, RetNet, StrengthCLAM, TiedCLAM, TokenMLP,
+    DeltaNet, KMeans, MovieChat, RecentFrames, RetNet, TiedCLAM, TokenMLP,
     WritingCLAM,
 )
 from clam import CLAM
@@ -19,8 +19,7 @@ from test_equalities import assert_chunked_is_recurrent, assert_same, both_ways
 
 WIDTH, M, J = 32, 25, 10                       # frames do not fill the M places exactly
 LEARNED = {"clam": CLAM, "retnet": RetNet, "tokenmlp": TokenMLP,
-           "tied": TiedCLAM, "writing": WritingCLAM, "strength": StrengthCLAM,
-           "delta": DeltaNet}
+           "tied": TiedCLAM, "writing": WritingCLAM, "delta": DeltaNet}
 GIVEN = {"kmeans": KMeans, "moviechat": MovieChat, "recent": RecentFrames}
 
 
