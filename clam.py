@@ -271,7 +271,7 @@ class CLAM(nn.Module):
 
     def step(self, x: Tensor, state: Tensor) -> Tensor:
         """Streaming (Alg. 2, line 5): a frame x [B, L, D] -> the new state."""
-        assert len(x) == len(state), "each stream has its own state"
+        assert x.shape[:-2] == state.shape[:1], "each stream has its own state"
         effect = self.absorb(*self.project(x))                          # decay and update
         return self.advance(state, *effect)
 
@@ -286,9 +286,9 @@ class CLAM(nn.Module):
 
         x [B, L, D], read_at [B, N] -> memory [B, N, M, D], the last state [B, h, c, e].
         """
-        assert len(x) == len(read_at), "each video has its own read-outs"
         if state is None:
             state = self.initial_state(len(x))
+        assert len(x) == len(read_at) == len(state), "each video has its own read-outs and state"
         states = []                             # of each video: one at each read-out, and the last
         for x_b, ends, state_b in zip(x, read_at.tolist(), state):
             ends.append(len(x_b))

@@ -154,7 +154,7 @@ class Context:
     def take(self, frames: Iterable[Tensor]) -> Iterator[Tensor]:
         """Line 4: the frame tokens X_t [J, D], one frame after the other, and the time of each."""
         for x in frames:
-            assert len(x) == self.layout.J, f"a frame has {len(x)} tokens, not {self.layout.J}"
+            assert x.shape[:-1] == (self.layout.J,), "frame tokens are [J, D]"
             if not x.isfinite().all():
                 raise BadData(f"frame {self.frame}: its tokens are not finite")
             self.time = (self.frame + 1) / self.narrator.config.fps

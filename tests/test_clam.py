@@ -114,8 +114,12 @@ def test_wrong_shapes_are_noticed(shape, read_at):
 
 def test_each_stream_has_its_state():
     clam = make()
-    with pytest.raises(AssertionError, match="its own state"):
-        clam.step(torch.randn(2, 10, 32), clam.initial_state(1))
+    for x, streams in ((torch.randn(2, 10, 32), 1), (torch.randn(2, 32), 2)):
+        with pytest.raises(AssertionError, match="its own state"):
+            clam.step(x, clam.initial_state(streams))
+    for streams in (1, 3):
+        with pytest.raises(AssertionError, match="its own"):
+            clam(torch.randn(2, 10, 32), torch.tensor([[4], [8]]), clam.initial_state(streams))
 
 
 def test_width_must_fit_heads():

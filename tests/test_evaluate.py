@@ -179,6 +179,9 @@ def test_score_reads_every_form(tmp_path, pred, gt, narrations):
 def test_rows_without_the_numbers_of_a_stream_are_refused(tmp_path):
     rows = write(tmp_path / "p.jsonl", TRUE["a"][0] | {"video": "a"})
     assert "with its number n" in command("score", "--pred", rows, "--gt", rows, ok=False)
+    said = [{"n": n, "end": n + 1, "text": "x", "wall": f"2026-05-01T12:00:0{n}"} for n in range(2)]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in said))        # a camera's
+    assert command("score", "--pred", rows, "--gt", rows, "--json")["f1"] == 1
 
 
 def test_score_refuses_a_video_in_two_files(tmp_path):
@@ -235,7 +238,7 @@ def test_stream_is_resumable(tmp_path):
     for name in "ab":
         write_toy(tmp_path / f"{name}.mp4")
     two_videos = ("stream", "--data", "toy", "--root", tmp_path, "--json")
-    first = command(*two_videos, "--by-duration")
+    first = command(*two_videos, "--by-duration", "--show", 1)      # with JSON at the end
     assert first["videos"] == 2 and 0 <= first["f1"] <= 1
     assert first["by_duration"]["<= 2 min"]["videos"] == 2
     out = tmp_path / "out"
@@ -275,7 +278,7 @@ def test_annotated_data_sets(tmp_path):
     assert command("teacher", *arguments, "--max-frames", 6)["ppl"] != teacher["ppl"]
 
 
-def test_predictions_of_other_settings_or_weights_are_not_taken(tmp_path):
+def test_predictions_of_other_settings_weights_or_programs_are_not_taken(tmp_path, monkeypatch):
     root = tmp_path / "root"
     epic(root, videos=1)
     model = tiny(width=16, max_new_tokens=2)
@@ -293,6 +296,8 @@ def test_predictions_of_other_settings_or_weights_are_not_taken(tmp_path):
         torch.nn.init.zeros_(p)
     model.save(tmp_path / "model")
     assert "made with weights =" in run(ok=False)
+    monkeypatch.setattr(evaluate_command, "digest_of_program", lambda: "another")
+    assert "; the program, of hash =" in run(ok=False)
 
 
 def test_last_k_all():

@@ -19,7 +19,9 @@ from support.common.devices import device_and_dtype, is_first
 from support.common.disk import check_apart, check_writable, file_name, write_json
 from support.common.errors import command_line
 from support.common.figures import print_table
-from support.common.marks import digest_of, digest_of_features, digest_of_samples
+from support.common.marks import (
+    digest_of, digest_of_features, digest_of_program, digest_of_samples,
+)
 from support.common.options import (
     DEFAULT_MODEL, Parser, data_options, dataset_folder, json_option, model_options,
     needs_of, non_negative_int, positive_int, refuse_without_effect, settings_given, trigger_has,
@@ -29,7 +31,6 @@ from support.common.processes import KnownToAll, check_equal, process_group
 from support.common.progress import say, say_as_one
 from support.engine.checkpoint import open_checkpoint
 from support.engine.cpu import speed_up
-from support.engine.frozen import find_model
 from support.files.features import encoder_mark
 from support.files.narrations import paired, read_predictions, read_truth
 from support.files.own_videos import check_not_narrations
@@ -125,8 +126,9 @@ def print_measures(args: argparse.Namespace, result: dict, each: dict[str, dict]
     print_table([("all", result), *groups.items()])
     if result.get("without_truth"):
         say(f"left out: {result['without_truth']} videos without a true narration")
-    if "meteor" in result and java.java_problem():
-        say(f"METEOR is not computed: {java.java_problem()}")
+    problem = java.java_problem()
+    if "meteor" in result and problem:
+        say(f"METEOR is not computed: {problem}")
     if groups:
         result = result | {"by_duration": groups}
     if args.json:
@@ -150,8 +152,6 @@ def narrator_and_samples(args: argparse.Namespace, streaming: bool = False,
     samples = samples_of(args, split_of(args), streaming)
     device, dtype = device_and_dtype(args.device, args.dtype)
     checkpoint = open_checkpoint(args.model, **settings_given(args, nar.Config))
-    if is_toy:
-        find_model(checkpoint.config.vision, "vision")          # before the other one is loaded
     narrator = checkpoint.narrator(device, dtype)
     vision = narrator.vision_encoder(narrator.llm.dtype) if is_toy else None
     samples = list(samples)
@@ -177,7 +177,7 @@ def evaluate_each(
     samples: list[data.Sample],
     make: Callable[[data.Sample], list[dict]],
     measure: Callable[[dict[str, list[dict]]], Measured],
-) -> dict[str, list[dict]]:
+) -> None:
     """Make rows of each video, and print the measures of all. BadData at the end if some could not
     be made.
 
@@ -210,6 +210,9 @@ def evaluate_each(
 
     rows, failed = evaluate.of_each(samples, make_once, args.command)
     if is_first() and rows:
+        for sample in samples[:args.show]:
+            if sample.name in rows:
+                print_sentences(sample, evaluate.to_predictions(rows[sample.name]))
         groups = {}
         if args.by_duration:
             minutes = {sample.name: sample.duration / 60 for sample in samples}
@@ -218,10 +221,8 @@ def evaluate_each(
         print_measures(args, *measure(rows), groups)
     if failed:
         first, problem = next(iter(failed.items()))
-        others = f", and {len(failed) - 1} more that are named above" if len(failed) > 1 else ""
-        raise KnownToAll(f"{len(failed)} of {len(samples)} videos could not be evaluated, the "
-                         f"figures are of the others: {first} ({problem}){others}")
-    return rows
+        raise KnownToAll(f"{len(failed)} of {len(samples)} videos could not be evaluated (named "
+                         f"above), the figures are of the others: {first} ({problem})")
 
 
 def settings_of_rows(args: argparse.Namespace, narrator: nar.Narrator) -> dict:
@@ -233,6 +234,7 @@ def settings_of_rows(args: argparse.Namespace, narrator: nar.Narrator) -> dict:
         "world": args.world or "plain",
         "dtype": str(narrator.llm.dtype),
         "weights": narrator.mark,
+        "the program, of hash": digest_of_program(),
     }
 
 
@@ -277,10 +279,7 @@ def run_stream(args: argparse.Namespace):
         predictions = {name: evaluate.to_predictions(rows[name]) for name in rows}
         return measures_of({name: truths[name] for name in rows}, predictions)
 
-    rows = evaluate_each(args, settings, samples, narrate, measure)
-    if is_first():
-        for name in list(rows)[:args.show]:
-            print_sentences(truths[name], evaluate.to_predictions(rows[name]))
+    evaluate_each(args, settings, samples, narrate, measure)
 
 
 # ---------------------------------------------------------------------- teacher forcing (§4.1)
@@ -374,7 +373,7 @@ def main():
     group.add_argument("--max-frames", type=positive_int, default=1200,
                        help="cut samples to at most this many frames (default 1200, as in the "
                             "authors' code)")
-    teacher.set_defaults(run=run_teacher)
+    teacher.set_defaults(run=run_teacher, show=0)
 
     for command in (score, streams, teacher):
         json_option(command)

@@ -172,7 +172,6 @@ def stages_of(options: Options) -> list[str]:
 def check_output(options: Options) -> None:
     """BadData if the folder --output holds something else than this training, interrupted."""
     output = Path(options.output)
-    finished = output / checkpoint.ADAPTER
     states = list(output.glob("*-state.safetensors"))
     if states and not options.resume:
         raise BadData(f"{states[0]} is of an interrupted training; "
@@ -182,7 +181,7 @@ def check_output(options: Options) -> None:
         if stage not in stages_of(options):
             raise BadData(f"{state} is of a stage that this training has not; give the options of "
                           f"the interrupted one, or delete it")
-    if finished.exists() and not states:
+    if (output / checkpoint.ADAPTER).exists() and not states:
         raise BadData(f"{output} holds a finished narrator; delete it, or choose another --output")
     if (output / "config.json").exists():
         raise BadData(f"{output} holds a model; a narrator has a folder of its own")
@@ -301,7 +300,7 @@ def look_through(narrator: Narrator, header: dict[str, str], options: Options) -
     if not options.init:
         config.vision = given or header.get("vision") or config.vision
         config.vision_mark = header.get("vision_mark")
-    if given and Path(given).is_dir():
+    if given and Path(given).is_absolute():
         config.vision_mark = find_model(given, "vision").mark
     if header:                                  # that there is none was told
         config.vision_mark = encoder_mark(header, config)

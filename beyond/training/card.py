@@ -43,15 +43,15 @@ def write_card(config: Config, videos: int, options) -> None:
     models = [known_as(config.llm), known_as(config.vision)]
     log = read_jsonl(output / "narrator-log.jsonl")
     values = vars(options) | options.narrator
-    names = sorted(options.given.keys() - PRIVATE)
-    given = [f"{name}: {known_as(str(values[name]))}" for name in names]
+    given = [f"{name}: {known_as(str(values[name]))}"
+             for name in sorted(options.given.keys() - PRIVATE)]
     facts = {
         "Language model": f"{models[0]}, mark {config.llm_mark}",
         "Vision encoder": f"{models[1]}, mark {config.vision_mark}",
         "Trained on": f"{known_as(options.data)}, {counted(videos, 'video')}",
         "Options that were given": ", ".join(given) or "none",
         "Seed": options.seed,
-        "Steps": len(log),
+        "Steps": log[-1]["step"] + 1,
         "Last figures": ", ".join(f"{name} {value:.4g}" for name, value in log[-1].items()),
         "Versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
     }

@@ -131,13 +131,22 @@ def egoexo4d(content: dict, notes: Notes) -> Rows:
     rows_of = defaultdict(dict)
     for take, annotators in content.items():
         for number, annotator in enumerate(annotators):
-            if annotator.get("rejected"):
+            if flag(annotator, "rejected"):
                 notes.add("rejected annotators left out")
                 continue
-            rows = [row | {"time": row["timestamp"], "text": row["text"].strip()}
-                    for row in annotator["descriptions"]]
-            rows_of[take][str(number)] = rows
+            rows_of[take][str(number)] = [
+                row | {"time": row["timestamp"], "text": row["text"].strip()}
+                for row in annotator["descriptions"]
+            ]
     return rows_of
+
+
+def flag(row: dict, name: str) -> bool | None:
+    """EgoExo4D's true, false, or null, which may be left out; ValueError for what is none of them."""
+    value = row.get(name)
+    if not isinstance(value, bool | None):
+        raise ValueError(f"{name} is {value!r}; true, false and null are read: {row!r:.200}")
+    return value
 
 
 def take_names(root: Path) -> dict[str, str]:
@@ -239,10 +248,7 @@ def every_annotator(name: str, root: Path, split: str, notes: Notes) -> Iterator
                 seen = []
                 unseen = []
                 for row in rows:
-                    visible = row.get("ego_visible")        # EgoExo4D alone says so
-                    if not isinstance(visible, bool | None):
-                        raise BadData(f"{place}: ego_visible is {visible!r}; true, false and null "
-                                      f"are read")
+                    visible = flag(row, "ego_visible")      # EgoExo4D alone says so
                     (unseen if visible is False else seen).append(row)
                 yield video, annotator, in_time(seen, place, notes), in_time(unseen, place, notes)
 

@@ -305,16 +305,18 @@ class Store:
     def look_for(self, video: str) -> Features | None:
         """The features of a video; None if there are none."""
         for name in (video, self.names.get(video, video)):
+            encoded = feature_file(self.root, name)
+            files = {encoded} if encoded.is_file() else set()
             if name in self.index:
                 duration, path = self.index[name]
                 # an absolute path is the same in all folders
-                files = {folder / path for folder in self.folders if (folder / path).is_file()}
+                named = {folder / path for folder in self.folders if (folder / path).is_file()}
+                files |= named
                 if len(files) > 1:
                     raise BadData(f"{' and '.join(map(str, sorted(files)))}: which of them is meant "
                                   f"by {path} of features_metadata.json cannot be known")
-                if files:
-                    return Features(files.pop(), duration)
-            file = feature_file(self.root, name)
-            if file.is_file():
-                return read_header(file)
+                if named:
+                    return Features(named.pop(), duration)
+            if files:
+                return read_header(encoded)
         return None

@@ -30,7 +30,7 @@ from support.files.sentences import NarratedVideo, Notes, Sentence
 ROW = '{"time" or "end": seconds, "text": str}'
 READ = f"a list of narrations [{ROW}, ...]"
 # what our own files say of a narration: the .jsonl of stream.py, the .json of a toy video
-NAMES = {"n", "frame", "start", "end", "time", "text", "p_skip", "tokens", "memory"}
+NAMES = {"n", "frame", "start", "end", "time", "text", "p_skip", "tokens", "wall", "memory"}
 ENDINGS = (".json", ".jsonl", ".csv", ".srt", ".vtt")
 
 

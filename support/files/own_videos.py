@@ -132,9 +132,10 @@ def read_sentences(path: Path, notes: Notes) -> list[Sentence]:
 
     Raises BadData naming the entry or the line that is wrong.
     """
-    narrations = read_predictions(path, notes).get(path.stem)
-    if narrations is None:
+    videos = read_predictions(path, notes)
+    if videos.keys() != {path.stem}:
         raise BadData(f'{path}: expected {READ}, alone or as "narrations"')
+    narrations = videos[path.stem]
     sentences = [narration for narration in narrations if narration.text]
     if not sentences:
         raise BadData(f"{path}: has no narrations; write some, or move its video away")

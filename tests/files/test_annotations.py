@@ -95,6 +95,10 @@ def test_egoexo4d(tmp_path):
         write(tmp_path / "annotations" / file, {"take-1": take})
         with pytest.raises(BadData, match="ego_visible is .*; true, false and null are read"):
             samples("egoexo4d", tmp_path, "val")
+        take = [{"descriptions": [description(1.0, "You kneel.")], "rejected": visible}]
+        write(tmp_path / "annotations" / file, {"take-1": take})
+        with pytest.raises(BadData, match="rejected is .*; true, false and null are read"):
+            samples("egoexo4d", tmp_path, "val")
 
 
 def test_a_part_of_a_data_set(tmp_path, capsys):

@@ -127,6 +127,12 @@ def test_a_range_of_frames(tmp_path, path, name, save):
     if path != name:                           # which one it is cannot be known
         with pytest.raises(BadData, match=" and .*: which of them is meant by v"):
             features.Store(tmp_path, {}).find("v")
+    encoded = tmp_path / "features/v.safetensors"
+    if not encoded.exists():                   # nor whether what was encoded since then is meant
+        (tmp_path / "features/other" / Path(path).name).rename(encoded)
+        with pytest.raises(BadData, match=" and .*: which of them is meant by .*v.pt"):
+            features.Store(tmp_path, {}).find("v")
+        encoded.unlink()
     (tmp_path / path).unlink()
     write_metadata(tmp_path, {"v": {"duration": 9.5, "path": f"elsewhere/{name}"}})
     assert features.Store(tmp_path, {}).find("v") is None

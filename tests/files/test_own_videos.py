@@ -205,6 +205,12 @@ def test_bad_narrations_are_refused_by_name(tmp_path):
         for read in (samples, encode):
             with pytest.raises(BadData, match=message):
                 read(tmp_path)
+    (tmp_path / "a.csv").unlink()
+    for narrated in ("ab", "b"):               # narrations of b would be lost, or a's
+        rows = dict.fromkeys(narrated, [{"time": 1, "text": "You sit."}])
+        (tmp_path / "a.json").write_text(json.dumps(rows))
+        with pytest.raises(BadData, match="a.json: expected a list of narrations"):
+            samples(tmp_path)
 
 
 def test_placed_on_frames(tmp_path, capsys):
