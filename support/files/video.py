@@ -122,7 +122,8 @@ class Video:
         pictures = self._decode()
         first = next(pictures, None)           # it shows the size
         if first is None:
-            raise BadData(f"{self.name}: not one picture can be decoded; {READ}")
+            raise BadData(f"{self.name}: not one picture can be decoded; {READ} (of an .mp4 that is "
+                          f"sent, the index comes first: ffmpeg -c copy -movflags +faststart)")
         self._pictures = chain([first], pictures)
         self.size = upright_size(first, self._stream, self.largest)
 
