@@ -12,6 +12,7 @@ from transformers import (
 import narrator as nar
 from beyond.commands import drawing
 from helpers import TOY, grouped, tiny, video
+from stream import narrate
 from support.common.errors import BadData
 from support.engine import attention
 from support.engine.frozen import load_tokenizer
@@ -55,6 +56,12 @@ def test_narrations_must_come_in_order(frames):
         narrator.layout.sequence(narrations)
     with pytest.raises(AssertionError, match="frame"):
         narrator(torch.zeros(5, narrator.config.J, narrator.config.width), narrations)
+
+
+@pytest.mark.parametrize("shape", [(9, 64), (10, 1, 64), (1, 10, 64)])
+def test_the_tokens_of_a_streamed_frame_have_their_shape(shape):
+    with pytest.raises(AssertionError, match="J, D"):
+        next(narrate(tiny(), [torch.zeros(shape)]))
 
 
 @pytest.mark.parametrize("asked, decoded", [

@@ -25,6 +25,7 @@ from support.common.disk import read_jsonl
 from support.common.figures import save_figure
 from support.common.errors import BadData
 from beyond.training import run as engine
+from beyond.training.card import write_card
 from beyond.training.run import cut_log
 from support.engine.first_weights import first_weights
 from toy import stages, world
@@ -196,6 +197,13 @@ def test_a_damaged_log_does_not_stop_a_training(tmp_path):
     log.write_bytes("".join(lines).encode() + b"\0\0\0\n\xff\xfe{\n{\"step\": 4")
     cut_log(log, 3)
     assert log.read_text() == "".join(lines[:3])
+
+
+def test_a_card_counts_the_steps_whose_lines_are_lost(tmp_path):
+    (tmp_path / "narrator-log.jsonl").write_text('{"step": 11, "loss": 1.5}\n')
+    options = options_from(data="toy", output=str(tmp_path))
+    write_card(nar.Config(), 2, options)
+    assert "* Steps: 12\n" in (tmp_path / "README.md").read_text()
 
 
 def test_many_epochs_are_validated_ten_times(tmp_path, capsys, monkeypatch):

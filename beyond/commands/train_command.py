@@ -300,7 +300,7 @@ def look_through(narrator: Narrator, header: dict[str, str], options: Options) -
     if not options.init:
         config.vision = given or header.get("vision") or config.vision
         config.vision_mark = header.get("vision_mark")
-    if given and Path(given).is_absolute():
+    if given and Path(given).is_absolute():     # of this machine; a hub id may not be fetched yet
         config.vision_mark = find_model(given, "vision").mark
     if header:                                  # that there is none was told
         config.vision_mark = encoder_mark(header, config)

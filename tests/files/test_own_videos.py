@@ -153,6 +153,8 @@ def test_published_weights_are_fine_tuned(tmp_path, no_look_back):
     width = load_file(GOLDEN / "video.safetensors")["video_101"].shape[2]
     text = "time,text\n1,You put the pot.\n4,You talk to a woman.\n"
     folder = make_folder(tmp_path / "own", {"a": 10, "b": 10}, text, width, vision=nar.Config.vision)
+    with pytest.raises(BadData, match="there is no such folder; --vision takes"):
+        train_on(folder, tmp_path / "none", init=str(GOLDEN / "flownar"), vision="/no/such/folder")
     train_on(folder, tmp_path / "out", init=str(GOLDEN / "flownar"), epochs=1.0)
     config = load(str(tmp_path / "out")).config
     assert (config.readout, config.width) == ("cls", width)
