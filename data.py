@@ -237,7 +237,7 @@ def track_sample(track: NarratedVideo, features: Features, notes: Notes) -> Samp
     # one frame later than `frame_at` (support/files/sentences.py) would have it, for each narration
     # after 0 s.
     sentences, = track.annotators
-    placed = assign_frames(sentences, features.duration, FPS, notes, features.frames)
+    placed = assign_frames(sentences, features.duration, FPS, notes, features.shape[0])
     first, _ = placed[0]
     last, _ = placed[-1]
     return Sample(

@@ -49,7 +49,7 @@ class Recipe:
         compared=False)
     root: str | None = setting(None, "folder of the data set; default data/NAME",
         needs=FILES, compared=False)
-    limit: int | None = setting(None, "use at most this many training videos")
+    limit: int | None = setting(None, "use at most this many training samples")
     max_frames: int = setting(1200, "longer videos are cut", needs=FILES)
     init: str | None = setting(None,
         "start from this checkpoint (the paper: EgoExo4D and EK100 from Ego4D's)", compared=False)

@@ -319,6 +319,14 @@ def test_videos_are_grouped_by_their_own_length(tmp_path):
         result = command(protocol, "--data", "ek100", "--root", tmp_path, "--model",
                          tmp_path / "model", "--limit", 1, "--by-duration", "--json")
         assert list(result["by_duration"]) == [">= 8 min"]
+    # where the long one has no true narration, there are no long ones
+    said = {"val_0": [], "val_1": [{"time": 1, "text": "You look."}]}
+    metadata.write_text(metadata.read_text().replace('480.0, "path": "val_1', '10, "path": "val_1'))
+    write(tmp_path / "segment_summaries.json",
+          {name: {"0,5": {"a": {"narration": rows}}} for name, rows in said.items()})
+    result = command("stream", "--data", "ego4d", "--root", tmp_path, "--model", tmp_path / "model",
+                     "--by-duration", "--json")
+    assert list(result["by_duration"]) == ["<= 2 min"] and result["without_truth"] == 1
 
 
 def test_teacher_command():

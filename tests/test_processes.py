@@ -5,6 +5,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -189,8 +190,17 @@ def test_two_evaluations_in_one_folder_do_not_meet(tmp_path):
         return [{"text": "You look."}]
 
     assert kept.keep("v 0", "print", make) == [{"text": "You look."}]
-    files = [file.name for file in (tmp_path / "predictions").iterdir()]
-    assert sorted(files) == ["v 0.jsonl", "v 1.jsonl"]
+    assert sorted(os.listdir(tmp_path / "predictions")) == ["v 0.jsonl", "v 1.jsonl"]
+
+
+def test_rows_of_a_changed_video_are_not_those_of_the_first_one(tmp_path, monkeypatch):
+    """The video has changed, its rows are made anew, and before they are marked, all is over."""
+    kept = Predictions(tmp_path, {}, renew=True)
+    kept.keep("v", "first", list)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("support.files.predictions.write_json", Mock(side_effect=KeyboardInterrupt))
+        kept.keep("v", "second", lambda: [{"text": "You look."}])
+    assert kept.keep("v", "first", list) == []
 
 
 @pytest.fixture

@@ -48,8 +48,8 @@ def train_on(model, videos, options, held_out=()):
         train.train(model, videos_of, train.number_of_steps(options, len(videos)), options, run)
 
 
-def losses(folder):
-    return [line["loss"] for line in read_jsonl(folder / "narrator-log.jsonl")]
+def log_of(folder):
+    return read_jsonl(folder / "narrator-log.jsonl")
 
 
 def test_defaults_are_the_paper():
@@ -148,8 +148,8 @@ def run(folder, videos=few_memories, at=None, error=None, held_out_at=None, **gi
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     model, _ = run(folder)
-    assert len(losses(folder)) == 6
-    return model, losses(folder)
+    assert [row["step"] for row in log_of(folder) if "val_loss" in row] == [2, 5]
+    return model, log_of(folder)
 
 
 @pytest.mark.parametrize("stop, left", [
@@ -159,7 +159,7 @@ def whole(tmp_path_factory):
     ({"held_out_at": 0, "error": KeyboardInterrupt, "save_every": 50}, 6),
 ], ids=["killed", "ctrl-c while it validates"])
 def test_resumed_is_as_if_never_interrupted(whole, tmp_path, capsys, monkeypatch, stop, left):
-    expected, expected_losses = whole
+    expected, expected_log = whole
     with monkeypatch.context() as patch:
         if stop["error"] is Killed:            # nothing of the process is left to save
             patch.setattr(engine.Run, "__exit__", lambda run, *_: None)
@@ -168,7 +168,7 @@ def test_resumed_is_as_if_never_interrupted(whole, tmp_path, capsys, monkeypatch
     says = f"narrator: {done} of 6 steps are saved; the same command with --resume goes on"
     assert (says in capsys.readouterr().err) == (stop["error"] is not Killed)
     resumed, videos_read = run(tmp_path, resume=True)
-    assert videos_read == left and losses(tmp_path) == expected_losses
+    assert videos_read == left and log_of(tmp_path) == expected_log
     for name, p in expected.trainable().items():
         assert torch.equal(p, resumed.trainable()[name]), name
 
@@ -456,4 +456,4 @@ def test_fine_tuning_on_the_toy(tmp_path, short_kitchens):
     config = load(str(tmp_path)).config
     assert config == load(str(TOY)).config and Path(config.llm) == TOY / "llm"
     # LoRA on the language model that it belongs to
-    assert losses(tmp_path)[0] < 1
+    assert log_of(tmp_path)[0]["loss"] < 1

@@ -213,12 +213,13 @@ def evaluate_each(
         for sample in samples[:args.show]:
             if sample.name in rows:
                 print_sentences(sample, evaluate.to_predictions(rows[sample.name]))
+        result, each = measure(rows)
         groups = {}
         if args.by_duration:
-            minutes = {sample.name: sample.duration / 60 for sample in samples}
-            for label, names in evaluate.by_duration({name: minutes[name] for name in rows}):
+            minutes = {sample.name: sample.duration / 60 for sample in samples if sample.name in each}
+            for label, names in evaluate.by_duration(minutes):
                 groups[label], _ = measure({name: rows[name] for name in names})
-        print_measures(args, *measure(rows), groups)
+        print_measures(args, result, each, groups)
     if failed:
         first, problem = next(iter(failed.items()))
         raise KnownToAll(f"{len(failed)} of {len(samples)} videos could not be evaluated (named "

@@ -9,10 +9,9 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, fields
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -121,9 +120,10 @@ class Run(AbstractContextManager):
         folder = Path(options.output)
         self.state = folder / f"{stage}-state.safetensors"
         self.log = folder / f"{stage}-log.jsonl"
-        # The steps that are done; None within a step of the optimizer, from where no training can
-        # go on.
+        # The steps that are done; None from `clip` to `done`: from within a step of the optimizer no
+        # training can go on.
         self.steps_done: int | None = 0
+        self.loss = nan                                        # of the last of them
         self.saved = 0
 
     def steps(
@@ -142,15 +142,16 @@ class Run(AbstractContextManager):
         for p in parameters.values():
             p.grad = torch.zeros_like(p)                       # all processes have some to sum
         self.random = torch.get_rng_state()                    # after the steps that are done
-        optimizer.register_step_pre_hook(self.before_update)
-        optimizer.register_step_post_hook(self.after_update)
         self.go_on_from_state()
         if is_first():
             self.log.parent.mkdir(parents=True, exist_ok=True)
-            cut_log(self.log, self.steps_done)
+            cut_log(self.log, self.steps_done - 1)
         left = range(self.steps_done, number)
         self.bar = progress(left, self.stage, number, "step",
                             initial=self.steps_done, mininterval=1)
+        if self.saved:                                         # it may have ended within `done`
+            self.step = self.saved - 1
+            self.done(self.loss)
         for self.step in self.bar:
             yield self.step
 
@@ -176,23 +177,16 @@ class Run(AbstractContextManager):
         if not norm.isfinite():
             raise KnownToAll(f"{self.stage}: the gradient is not finite at step {self.step}: are "
                              f"features or weights damaged (NaN)? If they are not, lower --lr")
-
-    def before_update(self, *_) -> None:
-        self.steps_done = None
-
-    def after_update(self, *_) -> None:
-        self.steps_done = self.step + 1
-        self.random = torch.get_rng_state()
+        self.steps_done = None                                 # the optimizer's step comes next
 
     def done(self, loss: float) -> None:
         """Validate and save the state, if it is time to, and log the step."""
+        self.steps_done = self.step + 1
+        self.loss = loss
+        self.random = torch.get_rng_state()
         entry = {"step": self.step, "loss": loss}
         if self.is_time(self.every):
-            try:
-                entry |= self.validated()
-            except BaseException:                              # as Ctrl-C during the validation
-                self.write(entry)
-                raise
+            entry |= self.validated()
         together(self.write, entry)
         self.bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
 
@@ -242,7 +236,8 @@ class Run(AbstractContextManager):
             tensors[f"{name}|value"] = p
             for key, tensor in self.optimizer.state[p].items():
                 tensors[f"{name}|{key}"] = tensor
-        about = {"step": str(self.steps_done), "settings": json.dumps(self.settings)}
+        about = {"step": str(self.steps_done), "loss": str(self.loss),
+                 "settings": json.dumps(self.settings)}
         with uninterrupted():
             write_tensors(self.state, tensors, about)
         self.saved = self.steps_done
@@ -272,8 +267,10 @@ class Run(AbstractContextManager):
             with safe_open(self.state, "pt") as file:
                 about = file.metadata()
             settings = json.loads(about["settings"])
+            self.loss = float(about["loss"])
         except Exception as error:                             # damaged files raise anything
-            raise BadData(f"{self.state} is damaged; delete it, and start again") from error
+            raise BadData(f"{self.state} is damaged, or of an earlier version of this program; "
+                          f"delete it, and start again") from error
         refuse_if_changed(f"{self.state}, a run that was interrupted,", settings, self.settings,
                           "use the same settings, or another --output")
         return int(about["step"])
@@ -313,19 +310,16 @@ def cut_log(log: Path, steps: int) -> None:
 
 
 def report_losses(log: Path) -> None:
-    """Draw the losses of a log: of every step, their running mean, and the validation's. Say where
-    the validation's was least.
+    """Draw the losses of a log: of every step, and the validation's. Say where the validation's was
+    least.
     """
     rows = read_jsonl(log)
     losses = [row["loss"] for row in rows]
     validated = {row["step"]: row["val_loss"] for row in rows if "val_loss" in row}
-    width = max(1, len(losses) // 50)
-    running_mean = np.convolve(losses, np.full(width, 1 / width), "valid")
     figure, axes = pyplot().subplots(figsize=(6, 3.5))
-    axes.plot(losses, color="#c0c0c0", linewidth=0.8)
-    axes.plot(range(width - 1, len(losses)), running_mean, color="#2060a0", label="training")
+    axes.plot(losses, ".", markersize=2, label="training")
     if validated:
-        axes.plot(validated.keys(), validated.values(), "o-", color="#c04020", label="validation")
+        axes.plot(validated.keys(), validated.values(), "o-", label="validation")
         axes.legend()
         least = min(validated, key=validated.get)
         last = max(validated)

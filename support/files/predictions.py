@@ -53,6 +53,7 @@ class Predictions:
                 return read_jsonl(file)
         with locked(self.folder / "predictions", file.stem):       # against a second run
             rows = make()
+            mark.unlink(missing_ok=True)
             write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
             write_json(mark, {"fingerprint": fingerprint})
         return rows

@@ -250,6 +250,16 @@ def test_features_that_do_not_fit(tmp_path):
             data.check_sample(sample, Config(**settings))
 
 
+def test_a_row_too_few_loses_no_narration(tmp_path):
+    """The index says 10 s, 21 rows; the last narration moves to the last of those that are there."""
+    write(tmp_path / "annotations" / "refined_train_narrations.json",
+          {"v": [{"time": 1, "text": "a"}, {"time": 10, "text": "b"}]})
+    features(tmp_path, {"v": 20})
+    save_features(tmp_path, {"v": torch.zeros(20, 10, 4)})
+    sample, = samples("ek100", tmp_path)
+    assert sample.narrations == [(0, "a"), (17, "b")] and len(sample.read(0, sample.num_frames)) == 18
+
+
 def test_times_that_no_video_has_are_refused(tmp_path, capsys):
     rows = [{"time": 1000 * time, "text": f"You open door {time}."} for time in range(1, 9)]
     write(tmp_path / "annotations/refined_narration_stream_train.json",
