@@ -40,8 +40,7 @@ class MeanOfTied(CLAM):
         return -torch.expm1(log_gate).mean((0, 1)) * k, v, log_gate
 
 
-ARMS = {"mean": MeanOfTied}
-ARMS |= {name: kind for name, kind in MEMORIES.items() if kind.HAS_HEADS}
+ARMS = {"mean": MeanOfTied} | {name: kind for name, kind in MEMORIES.items() if kind.HAS_HEADS}
 
 
 def tokens_of_small_world() -> Tensor:

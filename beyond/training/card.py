@@ -5,6 +5,7 @@ from pathlib import Path
 
 from narrator import Config
 from support.common.disk import read_jsonl, write_text
+from support.common.options import DATASETS
 from support.common.progress import say
 from support.common.text import counted
 from support.common.version import versions
@@ -31,7 +32,7 @@ def write_card(config: Config, videos: int, options) -> None:
     """Write README.md into the folder of a narrator that has been trained and saved, unless there is
     one.
 
-    videos      how many it was trained on
+    videos      how many it was trained on, or samples of a data set
     options     of the training (beyond/commands/train_command.py: Options)
     """
     from huggingface_hub import ModelCardData
@@ -43,12 +44,14 @@ def write_card(config: Config, videos: int, options) -> None:
     models = [known_as(config.llm), known_as(config.vision)]
     log = read_jsonl(output / "narrator-log.jsonl")
     values = vars(options) | options.narrator
+    # of a data set's video, each annotator's narrations are a sample
+    unit = "sample" if options.data in DATASETS else "video"
     given = [f"{name}: {known_as(str(values[name]))}"
              for name in sorted(options.given.keys() - PRIVATE)]
     facts = {
         "Language model": f"{models[0]}, mark {config.llm_mark}",
         "Vision encoder": f"{models[1]}, mark {config.vision_mark}",
-        "Trained on": f"{known_as(options.data)}, {counted(videos, 'video')}",
+        "Trained on": f"{known_as(options.data)}, {counted(videos, unit)}",
         "Options that were given": ", ".join(given) or "none",
         "Seed": options.seed,
         "Steps": log[-1]["step"] + 1,

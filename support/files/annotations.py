@@ -292,9 +292,9 @@ def on_frames(all_intervals: list[NarratedVideo]) -> list[NarratedVideo]:
     names = set()
     for interval in all_intervals:
         interval.first = int(interval.start * FPS)
-        if interval.first < 0:
-            raise ValueError(f"an interval begins at {interval.start} s")
         interval.stop = int(interval.end * FPS) + 1
+        if not 0 <= interval.first < interval.stop:
+            raise ValueError(f"an interval from {interval.start} to {interval.end} s")
         interval.name = f"{interval.video}_{interval.first}_{interval.stop}"
         while interval.name in names:
             interval.name += "+"
