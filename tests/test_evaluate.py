@@ -15,7 +15,7 @@ from beyond.commands import evaluate_command
 from helpers import save_features, tiny
 from support.common.disk import read_jsonl
 from support.common.java import java_problem
-from support.common.options import Parser, model_options, settings_given
+from support.common.options import Parser, model_options, settings_given, trigger_options
 from support.files.sentences import NarratedVideo as Truth, Sentence
 from toy import world
 from toy.words import ToySentence
@@ -304,7 +304,9 @@ def test_last_k_all():
     """--last-k replaces the value of a FlowNar-C checkpoint; not given, it stays."""
     parser = Parser()
     model_options(parser, nar.Config)
-    for words, expected in (("", {}), ("--last-k 5", {"last_k": 5}), ("--last-k all", {"last_k": None})):
+    trigger_options(parser, nar.Config)
+    for words, expected in (("", {}), ("--last-k 5", {"last_k": 5}), ("--last-k all", {"last_k": None}),
+                            ("--static --theta 0.3", {"theta": 0.3, "theta_low": 0.3})):
         assert settings_given(parser.parse_args(words.split()), nar.Config) == expected
 
 
@@ -312,7 +314,7 @@ def test_videos_are_grouped_by_their_own_length(tmp_path):
     """Not by the narrated part of it (5 s here). 8 minutes belong to the last group."""
     epic(tmp_path)
     metadata = tmp_path / "features_metadata.json"
-    metadata.write_text(metadata.read_text().replace("10.0", "480.0"))
+    metadata.write_text(metadata.read_text().replace('10.0, "path": "val_0', '480.0, "path": "val_0'))
     save_features(tmp_path, {"val_0": torch.zeros(961, 10, 16)})
     tiny(width=16, max_new_tokens=5).save(tmp_path / "model")
     for protocol in ("teacher", "stream"):
@@ -321,7 +323,6 @@ def test_videos_are_grouped_by_their_own_length(tmp_path):
         assert list(result["by_duration"]) == [">= 8 min"]
     # where the long one has no true narration, there are no long ones
     said = {"val_0": [], "val_1": [{"time": 1, "text": "You look."}]}
-    metadata.write_text(metadata.read_text().replace('480.0, "path": "val_1', '10, "path": "val_1'))
     write(tmp_path / "segment_summaries.json",
           {name: {"0,5": {"a": {"narration": rows}}} for name, rows in said.items()})
     result = command("stream", "--data", "ego4d", "--root", tmp_path, "--model", tmp_path / "model",

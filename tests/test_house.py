@@ -116,8 +116,8 @@ BUDGET = {
     "beyond/baselines": 4_480,
     "beyond/commands": 11_280,                 # options that say what they need
     "beyond/experiments": 4_880,               # memories alone
-    "beyond/streams": 12_980,                  # the clock and end of a live stream, values of a state
-    "beyond/training": 4_370,                  # model cards
+    "beyond/streams": 12_990,                  # the clock and end of a live stream, values of a state
+    "beyond/training": 4_360,                  # model cards
     "docs": 2_550,
     "toy": 9_790,
 }

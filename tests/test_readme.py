@@ -149,8 +149,7 @@ def test_the_readmes_python_narrates(tmp_path, capsys):
     program = program.replace("toy/checkpoint", str(TOY)).replace("toy/kitchen.mp4", str(start))
     exec(compile(program, "README.md", "exec"), {})
     told = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
-    assert told[:2] == [["0.5", "You look around the kitchen."],
-                        ["4.0", "You heat the green bottle."]]
+    assert told[:2] == [["0.5", "You look around the kitchen."], ["4.0", "You heat the green bottle."]]
 
 
 def test_the_page_on_python_runs(capsys, monkeypatch):

@@ -8,10 +8,7 @@ from support.common.options import Parser
 
 def written(matrix: Tensor) -> str:
     """A matrix, row by row; or a vector."""
-    rows = []
-    for row in torch.atleast_2d(matrix).tolist():
-        numbers = [f"{number:g}" for number in row]
-        rows.append(" ".join(numbers))
+    rows = [" ".join(f"{number:g}" for number in row) for row in torch.atleast_2d(matrix).tolist()]
     return "[" + " ; ".join(rows) + "]"
 
 

@@ -138,13 +138,14 @@ class NarratedInput:
                         trace["places"] = recalled(self.probe, self.context.memory[0])
                 if live:
                     trace["time"] = self.video.time
+                self.peak = max(self.peak, decision.most_tokens)
                 state.writers.write(trace, row)
                 if self.page is not None:
                     self.page.tell(trace, row)
-                self.peak = max(self.peak, decision.most_tokens)
                 state.save_if_due(narrated=row is not None)
                 yield decision, row
-            state.end()
+            # a live source never is done: the next command appends to its files
+            state.save(done=not live)
 
     def open(self, narrator: Narrator, encoder: VisionEncoder | None,
              args: argparse.Namespace) -> Iterator[Tensor]:

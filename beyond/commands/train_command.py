@@ -13,7 +13,7 @@ import beyond.baselines                        # adds its narrators to narrator.
 import narrator as nar
 from data import check_sample, header_of_all
 from narrator import Narrator
-from support.common.devices import device_and_dtype, is_alone, is_first, is_first_here
+from support.common.devices import device_and_dtype, is_alone, is_first
 from support.common.disk import check_apart, check_writable
 from support.common.errors import BadData, command_line
 from support.common.locks import locked
@@ -242,9 +242,8 @@ def train_on_files(options: Options) -> None:
         narrator = pretrained(options, dtype)
     else:
         narrator = narrator_for(options, samples[0], dtype)
-    if is_first_here():                         # one process looks at the files of a machine
-        for sample in [*samples, *held_out]:
-            check_sample(sample, narrator.config)
+    for sample in [*samples, *held_out]:
+        check_sample(sample, narrator.config)
     videos = [partial(read_example, sample, narrator.layout) for sample in samples]
     if not options.init:
         first_weights(narrator, options.start, options.connector_start, videos)

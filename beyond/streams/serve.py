@@ -31,7 +31,7 @@ from PIL import Image                   # it comes with matplotlib
 
 from beyond.streams.inputs import Input
 from beyond.streams.page import Record, make_page, video_source
-from support.common.disk import read_jsonl, write_text
+from support.common.disk import expecting, read_jsonl, write_text
 from support.common.errors import BadData
 
 HOST = "127.0.0.1"
@@ -66,7 +66,7 @@ class Page(AbstractContextManager):
 
         A client that is there already lacks them: it loads the page again at the next row.
         """
-        with self.news:
+        with self.news, expecting(jsonl, "the --jsonl of stream.py"):
             for narration in read_jsonl(Path(jsonl)):
                 self.record.add_narration(narration)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from hashlib import sha256
 from html import escape
 from pathlib import Path
@@ -85,6 +85,8 @@ class Writers(AbstractContextManager):
         """How far each file is: its bytes, and a hash of the last ones."""
         written = {}
         for form, file in self.files.items():
+            with suppress(OSError):             # a pipe
+                os.fsync(file.fileno())         # or a power cut may leave less than the state says
             size = os.fstat(file.fileno()).st_size
             written[form] = (size, hash_of_end(file.name, size))
         return written

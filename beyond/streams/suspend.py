@@ -15,8 +15,8 @@ until the stream or its process ends (inputs.py).
 
 A state that does not belong to this stream is refused. That is a state with another source, narrator,
 language model or vision model, or with other settings that shape the cache. Each is known by its mark
-(support/common/marks.py), of all its bytes. Device and dtype may differ. Thresholds, bounds,
---static and --source-option may differ, too, and that is told.
+(support/common/marks.py), of all its bytes. Device and dtype may differ. Thresholds, --max-segment,
+--max-position, --static and --source-option may differ, too, and that is told.
 
 The format is safetensors, with the numbers as JSON in the metadata; no pickle. A digest of
 everything shows damage.
@@ -161,11 +161,6 @@ class State:
         long_ago = time.monotonic() - self.save_time >= EVERY
         if (after_live_narration or long_ago) and not self.context.guessed:
             self.save()
-
-    def end(self) -> None:
-        """Save the stream, after the last frame."""
-        # a live source never is done: the next command appends to its files
-        self.save(done=not self.given.source.is_live)
 
     def save(self, done: bool = False) -> None:
         """Write the file; done: the recording is narrated to its end."""

@@ -58,14 +58,12 @@ def rank() -> tuple[int, int]:
 
 def is_alone() -> bool:
     """Whether this process shares its work with no other one."""
-    _, processes = rank()
-    return processes == 1
+    return rank()[1] == 1
 
 
 def is_first() -> bool:
     """Whether this is the first, or only, process."""
-    process, _ = rank()
-    return process == 0
+    return rank()[0] == 0
 
 
 def under_torchrun() -> bool:
@@ -74,11 +72,6 @@ def under_torchrun() -> bool:
     if not values.pop("MASTER_ADDR") or not all(map(str.isdecimal, values.values())):
         return False
     return int(values["RANK"]) < int(values["WORLD_SIZE"])
-
-
-def is_first_here() -> bool:
-    """Whether this is the first, or only, process on this machine."""
-    return is_first() or int(os.environ["LOCAL_RANK"]) == 0
 
 
 def check_launcher() -> None:

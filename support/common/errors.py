@@ -74,6 +74,8 @@ def exit_code(main: Callable[[], None]) -> int:
         drop(sys.stdout)
         code = 141
     except KeyboardInterrupt:
+        for number in ENDING:                            # a second one, too, comes to its end
+            signal.signal(number, lambda *_: None)
         message = "interrupted"
         code = 130
     except BadData as error:

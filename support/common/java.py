@@ -51,19 +51,13 @@ def ask_meteor(pairs: list[tuple[str, str]], messages) -> tuple[list[float], flo
                           encoding="utf-8") as java:
         try:
             statistics = []
-            for true, predicted in pairs:
-                words = f"SCORE ||| {java_line(true)} ||| {java_line(predicted)}"
-                print(words, file=java.stdin, flush=True)
+            for pair in pairs:
+                # in one line, without the mark that separates sentences there
+                words = [one_line(text.replace("|||", " ")) for text in pair]
+                print("SCORE", *words, sep=" ||| ", file=java.stdin, flush=True)
                 statistics.append(java.stdout.readline().strip())
             print("EVAL", *statistics, sep=" ||| ", file=java.stdin, flush=True)
             scores = [float(java.stdout.readline()) for _ in pairs]
             return scores, float(java.stdout.readline())
         finally:
             java.kill()
-
-
-def java_line(text: str) -> str:
-    """A sentence as this program reads it: one line, without the mark ||| that separates sentences
-    there.
-    """
-    return one_line(text.replace("|||", " "))

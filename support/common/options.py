@@ -240,4 +240,7 @@ def trigger_has(args: Namespace) -> dict[str, bool]:
 def settings_given(args: Namespace, config: type) -> dict:
     """The settings of a narrator (narrator.py: Config) that a command line gives."""
     names = {f.name for f in fields(config)}
-    return {name: value for name, value in vars(args).items() if name in names}
+    given = {name: value for name, value in vars(args).items() if name in names}
+    if "theta" in given and getattr(args, "static", False):
+        given["theta_low"] = given["theta"]     # it is not used, and must not be above theta
+    return given

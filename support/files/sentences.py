@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 
 from support.common.text import listed, one_line
 
@@ -82,7 +82,7 @@ def assign_frames(
     duration: float,
     fps: float,
     notes: Notes,
-    frames_in_file: int | None = None,
+    frames_in_file: float = inf,
 ) -> list[tuple[int, Sentence]]:
     """Sentences, sorted -> [(frame, sentence)], frames strictly increasing.
 
@@ -91,12 +91,10 @@ def assign_frames(
     separates sentences that share a frame (the authors' loader loses one of the two).
 
     duration        of the video (seconds)
-    frames_in_file  the number of frames in the feature file, if known. Otherwise the file is
-                    assumed to have a frame at the very end, as in the authors' code
+    frames_in_file  the number of frames in the feature file. In the authors' code it is not asked,
+                    and a frame at the very end is assumed
     """
-    last = int(duration * fps)
-    if frames_in_file is not None:
-        last = min(last, frames_in_file - 1)
+    last = min(int(duration * fps), frames_in_file - 1)
     placed = []
     text_before = None
     for sentence in sentences:

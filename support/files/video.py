@@ -184,11 +184,11 @@ class Video:
         """Print what is to be known of the file in one line on stderr; after an iteration."""
         problems = []
         if self._tracks > 1:
-            problems.append("of several video tracks, the one that players show was read")
-        if self._timeless > TIMELESS:
-            problems.append(f"{self._timeless} pictures have no time of their own, "
-                            f"{1 / self._step:g} a second are assumed (--source-option "
-                            f"framerate=N, if the file has no times)")
+            problems.append("of several video tracks, the one marked as default was read, or else the "
+                            "first")
+        if self._timeless > TIMELESS or not self._has_times:
+            problems.append(f"its pictures have no time of their own, {1 / self._step:g} a second are "
+                            f"assumed (--source-option framerate=N, if the file has no times)")
         if self._has_unread_film():
             problems.append("another film stands behind the one that was read")
         if self.damaged:
@@ -206,8 +206,10 @@ class Video:
         if self._clock_may_change or not self._has_times or not Path(self.path).is_file():
             return False
         with open(self.path, "rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
-            # so many bytes tell the beginning of an .mxf from its end
-            return content.find(content[:14], self._read_to) > 0
+            # any .mp4, or what begins as this file does: so many bytes tell the beginning of an .mxf
+            # from its end
+            begins = re.compile(rb"(?s)\0\0\0.ftyp|" + re.escape(content[:14]))
+            return bool(begins.search(content, self._read_to))
 
     def _decode(self) -> Iterator[av.VideoFrame]:
         """Pictures in the order of presentation. Damage is counted, and decoding continues."""
@@ -374,8 +376,8 @@ def promised(container, stream) -> float | None:
     elif stream.duration is not None:
         begin = float(stream.start_time * stream.time_base) if stream.start_time else start
         end = begin + float(stream.duration * stream.time_base)
-    elif container.duration is None:
-        return None
+    elif container.duration is None or container.format.name == "flv":
+        return None                            # a .flv states that of its sound, too
     else:
         end = container.duration / av.time_base
         if "matroska" not in container.format.name:            # it states the time of the end
@@ -478,11 +480,10 @@ def write_video(path: str | Path, frames: Iterable[np.ndarray], fps: float, crf:
 
 def small_copy(path: Path) -> bytes:
     """A video as a small .mp4 that browsers play, without sound."""
-    rate = min(Video(path).rate, COPY_RATE)
-    pictures = Video(path, rate, COPY_SIZE)
+    pictures = Video(path, COPY_RATE, COPY_SIZE)
     height, width = pictures.size
     even = (picture[:height // 2 * 2, :width // 2 * 2] for picture in pictures)
     with TemporaryDirectory() as folder:
         copy = Path(folder) / "copy.mp4"
-        write_video(copy, even, rate, COPY_CRF)
+        write_video(copy, even, COPY_RATE, COPY_CRF)
         return copy.read_bytes()

@@ -13,8 +13,7 @@ from support.files.features import open_frames
 from support.files.sources import source_of
 from test_golden import CUT, MODELS, features, load, read
 
-pytestmark = [pytest.mark.cuda,
-              pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -251,7 +251,6 @@ def test_features_that_do_not_fit(tmp_path):
 
 
 def test_a_row_too_few_loses_no_narration(tmp_path):
-    """The index says 10 s, 21 rows; the last narration moves to the last of those that are there."""
     write(tmp_path / "annotations" / "refined_train_narrations.json",
           {"v": [{"time": 1, "text": "a"}, {"time": 10, "text": "b"}]})
     features(tmp_path, {"v": 20})

@@ -181,10 +181,12 @@ def test_without_times_a_rate_is_assumed(tmp_path, capsys):
         assert f"{rate} a second are assumed" in said_of(video, capsys)
 
 
-def test_a_raw_stream_that_states_no_rate(tmp_path):
+def test_a_raw_stream_that_states_no_rate(tmp_path, capsys):
     """FFmpeg gives its packets odd lengths; 25 a second are assumed."""
-    video = Video(record(tmp_path / "a.h265", steady(100, 25), codec="libx265"))
-    assert numbers_in(video) == on_screen(steady(100, 25), 2, 8)
+    for form, codec in (("hevc", "libx265"), ("m4v", "mpeg4")):
+        video = Video(record(tmp_path / form, steady(100, 25), container=form, codec=codec, bframes=0))
+        assert numbers_in(video) == on_screen(steady(100, 25), 2, 8)
+        assert "25 a second are assumed" in said_of(video, capsys)
 
 
 CORNERS = {                                    # x, y of red, green and blue, by FFmpeg's number
@@ -358,8 +360,9 @@ def test_a_film_behind_another_one_is_reported(tmp_path, capsys, name):
     """`cat a.mp4 b.mp4` is read by FFmpeg as the first one, of .mkv files the first two are read."""
     path = record(tmp_path / name, steady(20, 10))
     film = path.read_bytes()
-    for count, lines in ((1, 0), (3, 1)):
-        path.write_bytes(count * film)
+    by_another = film.replace(b"isom", b"mp42")             # an .mkv stays as it is
+    for films, lines in ((film, 0), (3 * film, 1), (film + by_another, name == "a.mp4")):
+        path.write_bytes(films)
         video = Video(path)
         assert len(numbers_in(video)) <= 8
         assert said_of(video, capsys).count("another film stands behind") == lines
