@@ -97,7 +97,7 @@ def feed(page: serve.Page, trace: list[dict], said: list[dict]):
         page.tell(row, narrations.get(row["frame"]))
 
 
-def test_a_record_is_bounded(trace, said, monkeypatch):
+def test_a_record_is_bounded(trace, said, monkeypatch, tmp_path):
     monkeypatch.setattr(player, "KEPT", 50)
     monkeypatch.setattr(player, "SENTENCES_KEPT", 7)
     page = page_of()
@@ -110,6 +110,8 @@ def test_a_record_is_bounded(trace, said, monkeypatch):
     assert [one["kept"] for one in page.record.narrations] == 7 * [10]
     assert b"secret" not in page.html()
     assert page.title == "rtsp://10.0.0.7/..."
+    with pytest.raises(BadData, match="x.jsonl: expected the --jsonl of stream.py"):
+        page.remember(str(lines(tmp_path / "x.jsonl", [{"a": 1}])))
 
 
 @pytest.mark.parametrize("change, message", [
