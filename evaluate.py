@@ -247,7 +247,7 @@ def ngrams(words: list[str], n: int) -> Counter:
 
 
 def cider(pairs: list[Pair]) -> list[float]:
-    """CIDEr-D of each pair (Vedantam et al., 2015); 10 is perfect.
+    """CIDEr-D of each pair (Vedantam et al., 2015); 10 is perfect, for four words or more.
 
     For n = 1 to 4, a sentence is a vector g of tf-idf weights, one for each n-gram w in it:
 
@@ -340,7 +340,8 @@ class SegmentScores:
     """One segment under teacher forcing; the first has no frames to decide on.
 
     ppl             perplexity of the narration, exp(mean cross entropy): of "Assistant:", the words
-                    and the end of text
+                    and the end of text (with a tokenizer that splits "]\\n", of its newline, too:
+                    compare with narrators of the same tokenizer alone)
     correctness     LM-Correctness: share of these tokens before the first wrong one
     difference      frames by which the model would end the segment too early (> 0) or too late
                     (< 0). As in the authors' code, also 0 where it does not end a segment and no

@@ -156,8 +156,8 @@ class VisionEncoder(nn.Module):
 
     @torch.no_grad()
     def forward(self, frames: Tensor) -> Tensor:
-        if frames.dtype != torch.uint8:
-            raise BadData(f"pictures are uint8, from 0 to 255, not {frames.dtype}")
+        if frames.dtype != torch.uint8 or frames.shape[3:] != (3,):
+            raise BadData(f"pictures are uint8, from 0 to 255, not {frames.dtype}; [T, H, W, 3]")
         device, dtype = self.model.device, self.model.dtype
         frames = frames.to(device).float() / 255
         pixels = pictures.letterbox(frames, self.image_size)                    # [T, 3, S, S]

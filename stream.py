@@ -154,7 +154,7 @@ class Context:
     def take(self, frames: Iterable[Tensor]) -> Iterator[Tensor]:
         """Line 4: the frame tokens X_t [J, D], one frame after the other, and the time of each."""
         for x in frames:
-            assert x.shape[:-1] == (self.layout.J,), "frame tokens are [J, D]"
+            assert x.shape == (self.layout.J, self.narrator.config.width), "frame tokens are [J, D]"
             if not x.isfinite().all():
                 raise BadData(f"frame {self.frame}: its tokens are not finite")
             self.time = (self.frame + 1) / self.narrator.config.fps
@@ -286,6 +286,7 @@ def narrate(
         yield Decision(t, c.p_skip, c.theta, tokens, narration, pruned,
                        c.position, *c.cache.lengths())
 
+    assert given is None or max(given) < c.frame, "each narration that is given has its frame"
     # As in the authors' code, the last frame narrates whatever p([SKIP]) is, unless it just has.
     # `next_tokens` is there after each narration, and before the first frame.
     if given is None and c.next_tokens is None:

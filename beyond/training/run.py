@@ -141,7 +141,6 @@ class Run(AbstractContextManager):
         self.settings |= self.options.identity | {"steps": number}
         for p in parameters.values():
             p.grad = torch.zeros_like(p)                       # all processes have some to sum
-        self.random = torch.get_rng_state()                    # after the steps that are done
         self.go_on_from_state()
         if is_first():
             self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -183,7 +182,7 @@ class Run(AbstractContextManager):
         """Validate and save the state, if it is time to, and log the step."""
         self.steps_done = self.step + 1
         self.loss = loss
-        self.random = torch.get_rng_state()
+        self.random = torch.get_rng_state()                    # for the steps that are left
         entry = {"step": self.step, "loss": loss}
         if self.is_time(self.every):
             entry |= self.validated()
@@ -291,7 +290,6 @@ class Run(AbstractContextManager):
                 tensor_from_first(tensor)
         if tensors:
             torch.set_rng_state(tensors["random"])
-        self.random = torch.get_rng_state()
 
 
 # ------------------------------------------------------------------ what is written
