@@ -331,4 +331,5 @@ def in_pieces(tensors: tuple[Tensor, ...], ends: list[int]) -> tuple[list[Tensor
 
 if __name__ == "__main__":
     from beyond.commands.example_of_clam import main
-    main()
+    from support.common.errors import command_line
+    command_line(main)

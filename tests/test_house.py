@@ -110,11 +110,11 @@ def test_every_file_says_what_it_is(path):
 # What a reader has to take in: nodes of the syntax trees, not lines, so that nothing is won by
 # folding two thoughts into one line. A commit that needs more raises the number, and says why.
 BUDGET = {
-    "the six files": 15_000,                   # each of them is its script
+    "the six files": 15_010,                   # each of them is its script
     "support": 31_750,                         # trials of models, marks, whose narrations a file has
     "beyond": 10,                              # a line on what it is
     "beyond/baselines": 4_480,
-    "beyond/commands": 11_280,                 # options that say what they need
+    "beyond/commands": 11_270,                 # options that say what they need
     "beyond/experiments": 4_860,               # memories alone
     "beyond/streams": 12_990,                  # the clock and end of a live stream, values of a state
     "beyond/training": 4_340,                  # model cards

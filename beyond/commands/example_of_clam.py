@@ -43,8 +43,7 @@ def worked_example():
     print("Query (0 1) reads what key (0 1) stored: half of v_2 (after one gate of 1/2).")
 
     # `absorb` has a dimension for the heads, of which there is one here: [3, 1, 2]
-    log_gate = gate.log()
-    decay, update = CLAM.absorb(k[:, None], v[:, None], log_gate[:, None])
+    decay, update = CLAM.absorb(k[:, None], v[:, None], gate.log()[:, None])
     print(f"The three tokens at once (`absorb`): decay {written(decay)}, "
           f"update {written(update[0])}")
 

@@ -377,8 +377,8 @@ def make_parser() -> Parser:
 
     models = parser.add_argument_group("model")
     model_options(models, Config,
-                  help="checkpoint folder or hub id (default: the bundled one for the toy's "
-                       "videos, which say so in their title, and for features of its "
+                  help="checkpoint folder or hub id (default: the bundled one for files of "
+                       "the toy's videos, which say so in their title, and for features of its "
                        f"encoder; else {AUTHORS})")
     add_settings(models, Config, ("fps",), THAT_OF_CHECKPOINT)
 
