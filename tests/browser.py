@@ -93,8 +93,7 @@ class Browser:
         self.session = None
 
     def js(self, expression: str):
-        result = self.ask("Runtime.evaluate", expression=expression, returnByValue=True,
-                          awaitPromise=True)
+        result = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 

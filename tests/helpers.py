@@ -274,8 +274,7 @@ def lively(llm=None, seed=0, frames=30, **changes):
 def row_of(step) -> tuple:
     """Frame, ids fed, ids of the narration, counter, lengths of the cache, tokens pruned."""
     ids = step.narration and step.narration.tokens
-    return (step.frame, step.fed.ids, ids, step.position, step.text_tokens, step.visual_tokens,
-            step.pruned)
+    return (step.frame, step.fed.ids, ids, step.position, step.text_tokens, step.visual_tokens, step.pruned)
 
 
 def assert_same_stream(steps, others, tolerance=1e-5):

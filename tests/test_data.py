@@ -60,8 +60,7 @@ def test_toy_videos_on_disk(tmp_path):
     assert differences.mean() < np.abs(read[1:] - rendered[:-1]).mean()
 
 
-GOOD = {"video": "v.mp4", "fps": 2, "duration": 10,
-        "narrations": [{"time": 0.5, "text": "You look."}]}
+GOOD = {"video": "v.mp4", "fps": 2, "duration": 10, "narrations": [{"time": 0.5, "text": "You look."}]}
 
 
 def described(folder: Path, **changes) -> data.Sample:
@@ -129,8 +128,7 @@ def test_data_sets_that_cannot_be_loaded(tmp_path, monkeypatch, name, settings, 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory):
     folder = tmp_path_factory.mktemp("videos")
-    data_command.run(["toy", "--seed", "4", "--minutes", "0.1", "--count", "3",
-                      "--output", str(folder)])
+    data_command.run(["toy", "--seed", "4", "--minutes", "0.1", "--count", "3", "--output", str(folder)])
     return sorted(map(str, folder.glob("*.mp4")))
 
 

@@ -134,8 +134,7 @@ def test_groups_of_length():
         (">= 8 min", ["f", "g"])]
 
 
-TRUE = {"a": [{"time": 2.0, "text": "You open the fridge."},
-              {"time": 5, "text": "You wash the cup."}]}
+TRUE = {"a": [{"time": 2.0, "text": "You open the fridge."}, {"time": 5, "text": "You wash the cup."}]}
 
 
 def folder_of(path, files):
@@ -264,8 +263,7 @@ def test_the_bundled_narrator_is_as_good_as_the_readme_says():
 def test_annotated_data_sets(tmp_path):
     epic(tmp_path / "root")
     tiny(width=16, max_new_tokens=5).save(tmp_path / "model")
-    arguments = ("--data", "ek100", "--root", tmp_path / "root", "--model", tmp_path / "model",
-                 "--json")
+    arguments = ("--data", "ek100", "--root", tmp_path / "root", "--model", tmp_path / "model", "--json")
     result = command("stream", *arguments, "--output", tmp_path / "out")
     assert result["videos"] == 6 and result["narrations"] == 2 * 2 + 2 * 3 + 2 * 4
     paces = [2 / 3, 3 / 5.5, 4 / 7.5]          # narrations / seconds that were streamed

@@ -58,10 +58,15 @@ def test_narrations_must_come_in_order(frames):
         narrator(torch.zeros(5, narrator.config.J, narrator.config.width), narrations)
 
 
-@pytest.mark.parametrize("shape", [(9, 64), (10, 1, 64), (1, 10, 64)])
+@pytest.mark.parametrize("shape", [(9, 64), (10, 1, 64), (1, 10, 64), (10, 1)])
 def test_the_tokens_of_a_streamed_frame_have_their_shape(shape):
     with pytest.raises(AssertionError, match="J, D"):
         next(narrate(tiny(), [torch.zeros(shape)]))
+
+
+def test_a_narration_that_is_given_beyond_the_video_is_not_lost():
+    with pytest.raises(AssertionError, match="has its frame"):
+        list(narrate(tiny(), torch.zeros(3, 10, 32), given={0: [], 3: []}))
 
 
 @pytest.mark.parametrize("asked, decoded", [
@@ -226,8 +231,9 @@ def test_frame_tokens_are_cls_and_pooled_patches(tmp_path):
     frame = torch.randint(0, 256, (1, 48, 48, 3), dtype=torch.uint8)
     x = encoder(frame)
     assert x.shape == (1, 10, 16)
-    with pytest.raises(BadData, match="uint8, from 0 to 255, not torch.float32"):
-        encoder(frame / 255)
+    for wrong in (frame / 255, frame[..., :1], frame.movedim(3, 1)):
+        with pytest.raises(BadData, match="uint8, from 0 to 255, not"):
+            encoder(wrong)
     with torch.no_grad():
         output = model(pixel_values=(frame.movedim(3, 1) / 255 - 0.5) / 0.25)
     assert torch.allclose(x[:, 0], output.pooler_output, atol=1e-5)
@@ -238,8 +244,7 @@ def test_frame_tokens_are_cls_and_pooled_patches(tmp_path):
 
 
 def test_other_vision_models_are_refused(tmp_path):
-    swin = SwinConfig(embed_dim=8, depths=[1, 1], num_heads=[1, 1], image_size=32, patch_size=4,
-                      window_size=2)
+    swin = SwinConfig(embed_dim=8, depths=[1, 1], num_heads=[1, 1], image_size=32, patch_size=4, window_size=2)
     for model, message in (
         (SiglipVisionModel(SiglipVisionConfig(**SMALL, vision_use_head=False)), "no pooled output"),
         (SwinModel(swin), "no token for each patch"),

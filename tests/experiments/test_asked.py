@@ -124,5 +124,4 @@ def test_the_objects_of_a_data_set(tmp_path, answers):
                 "Sentence: ": '["cup", "sink"]', "sink, basin": "yes", ", ": "no"}
     result = command("objects", "--pred", pred, "--data", "toy", "--split", "val", "--limit", 1,
                      "--llm", "any", "--json", main=asked.main)
-    assert result == {"predicted_objects": 3, "object_accuracy": pytest.approx(2 / 3),
-                      "not_understood": 1}
+    assert result == {"predicted_objects": 3, "object_accuracy": pytest.approx(2 / 3), "not_understood": 1}

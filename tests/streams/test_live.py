@@ -141,8 +141,7 @@ def until(condition, seconds: float = 10):
 def test_what_is_live():
     live_ones = ["camera", "camera:1", "camera:USB 2.0", "/dev/video0", "rtsp://a/b", "RTSPS://a",
                  "rtmp://a", "srt://a", "udp://@:5000", "rtp://a", "tcp://a:1", "lavfi:testsrc"]
-    files = ["a.mp4", "./camera", "cameras/a.mp4", r"C:\a.mp4", "a:b.mp4", "x.safetensors:a",
-             "file:///a.mp4"]
+    files = ["a.mp4", "./camera", "cameras/a.mp4", r"C:\a.mp4", "a:b.mp4", "x.safetensors:a", "file:///a.mp4"]
     if_asked = ["-", "http://a/b.mp4", "HTTPS://a", "ftp://a/b.mp4"]
     every = live_ones + files + if_asked
     kinds = {kind: [given for given in every if source_of(given).kind == kind]
