@@ -426,8 +426,8 @@ def make_parser() -> Parser:
     speed = parser.add_argument_group("speed")
     speed.add_argument(
         "--lookahead", type=positive_int, metavar="K",
-        help=f"frames in one pass of the language model (default {LOOKAHEAD}; live 1); the "
-             "narrations are the same in float32, in bfloat16 up to rounding")
+        help=f"frames in one pass of the language model (default {LOOKAHEAD}; live, --pace, "
+             "--explain: 1); the narrations are the same in float32, in bfloat16 up to rounding")
     speed.add_argument(
         "--compile", action="store_true",
         help="compile the visual memory and the language model (torch.compile)")
