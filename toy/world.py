@@ -115,8 +115,7 @@ class Thing:
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> Thing:
-        kind, colour = rng.integers(1, 7, 2)
-        return cls(int(kind), int(colour))
+        return cls(*rng.integers(1, 7, 2).tolist())
 
     @property
     def unnamed(self) -> bool:
@@ -399,9 +398,7 @@ class Kitchen:
 
         # The moves come first, so that a frame shows what they have changed.
         opened = set()
-        for move in (you, cook):
-            if move is None:
-                continue
+        for move in filter(None, (you, cook)):
             old = self._content[move.place]
             self._content[move.place] = move.content
             if old is not None and old is not move.content:
@@ -518,25 +515,23 @@ def your_moves(name: str, place: int, poses: list[str], old: Thing | None,
     for n, pose in enumerate(poses):
         acting = pose == ACT
         lifted = lifted or pose == LIFT
+        content = old
+        held = None
         if name == "fill":
             # The thing is still in your hand when the door opens.
-            if n < begin:
-                move = Move(place, old, pose, opened=acting, held=new)
-            elif n == begin:
-                move = Move(place, None, pose, opened=acting, held=new)
-            else:
-                move = Move(place, new, pose, opened=acting)
-        elif name == "clear":
-            # The thing is in your hand until the first lift, then out of sight.
             if n <= begin:
-                move = Move(place, old, pose)
-            else:
-                move = Move(place, None, pose, held=None if lifted else old)
-        elif name == "check":
-            move = Move(place, old, pose, opened=acting)
-        else:
-            move = Move(place, old, pose, effect=EVENTS[name].effect if acting else None)
-        moves.append(move)
+                held = new
+            if n == begin:
+                content = None
+            elif n > begin:
+                content = new
+        elif name == "clear" and n > begin:
+            # The thing is in your hand until the first lift, then out of sight.
+            content = None
+            held = None if lifted else old
+        opened = acting and name in ("check", "fill")
+        effect = EVENTS[name].effect if acting else None
+        moves.append(Move(place, content, pose, opened, effect, held))
     return moves
 
 

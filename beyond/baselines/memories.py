@@ -28,6 +28,8 @@ from torch import Tensor, nn
 
 from clam import CLAM
 
+Projected = tuple[Tensor, Tensor, Tensor]       # k, v and log G of tokens, or what stands for it
+
 
 class TokenBank(nn.Module):
     """M tokens that each frame changes, with the methods of CLAM (clam.py).
@@ -218,7 +220,7 @@ class RetNet(CLAM):
         super().__init__(width, M, heads, **options)
         del self.w_gate
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor) -> Projected:
         """k, v and log G [..., h, 1]."""
         k = rearrange(self.w_k(x).float(), "... (h c) -> ... h c", h=self.heads)
         v = rearrange(self.w_v(x).float(), "... (h e) -> ... h e", h=self.heads)
@@ -236,7 +238,7 @@ class TiedCLAM(CLAM):
     A key channel takes in as much as it gives up. No weight is added.
     """
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor) -> Projected:
         """(1 - G) k, v and log G."""
         k, v, log_gate = super().project(x)
         input_gate = -torch.expm1(log_gate)                             # 1 - G
@@ -257,7 +259,7 @@ class WritingCLAM(CLAM):
         self.w_beta = nn.Linear(width, heads)
         self.reset_parameters()
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor) -> Projected:
         """beta k, v and log G."""
         k, v, log_gate = super().project(x)
         beta = self.w_beta(x).float().sigmoid()                         # [..., h]
@@ -279,7 +281,7 @@ class DeltaNet(CLAM):
         self.w_beta = nn.Linear(width, heads)
         self.reset_parameters()
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor) -> Projected:
         """[..., D] -> k of norm 1 [..., h, c], v [..., h, e], beta [..., h, 1], in fp32."""
         k = rearrange(self.w_k(x).float(), "... (h c) -> ... h c", h=self.heads)
         v = rearrange(self.w_v(x).float(), "... (h e) -> ... h e", h=self.heads)

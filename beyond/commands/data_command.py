@@ -1,6 +1,4 @@
 """python data.py: toy videos, statistics, features."""
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterable

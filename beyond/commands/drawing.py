@@ -1,6 +1,4 @@
 """python narrator.py: draw the training mask of a short sequence (Fig. 4), or list its tokens."""
-from __future__ import annotations
-
 from beyond.baselines.narration_memory import HISTORY
 from narrator import (
     FRAME, INSTRUCTION, MEMORY, PROMPT, SYSTEM, Layout, Tokens, attention_mask, visible,

@@ -39,6 +39,10 @@ from support.files.sentences import NarratedVideo, Notes, Sentence
 
 KEPT = Path("out/evaluations")          # where the predictions of a data set are kept
 
+# of each video: what is true of it, what is written of it, and that for JSON
+Truths = dict[str, NarratedVideo]
+Narrated = dict[str, list[Sentence]]
+RowsByVideo = dict[str, list[dict]]
 # measures of all of some videos together, and of each
 Measured = tuple[dict, dict[str, dict]]
 
@@ -63,8 +67,7 @@ def run_score(args: argparse.Namespace):
     print_measures(args, *measures_of(truths, predictions), groups={})
 
 
-def tell_of_other_times(truths: dict[str, NarratedVideo],
-                        predictions: dict[str, list[Sentence]]) -> None:
+def tell_of_other_times(truths: Truths, predictions: Narrated) -> None:
     """Say how many videos have predictions, but none from their beginning to their last true
     narration.
     """
@@ -81,7 +84,7 @@ def tell_of_other_times(truths: dict[str, NarratedVideo],
             f"narrations ({elsewhere[0]}): are all times in seconds, and from the same beginning?")
 
 
-def add_words_of_toy(truths: dict[str, NarratedVideo], path: Path) -> None:
+def add_words_of_toy(truths: Truths, path: Path) -> None:
     """Where the truth is a toy video's .json, its sentences know their memory words."""
     files = path.glob("*.json") if path.is_dir() else [path]
     for file in files:
@@ -92,8 +95,7 @@ def add_words_of_toy(truths: dict[str, NarratedVideo], path: Path) -> None:
             truths[file.stem].annotators = [true_sentences(file)]
 
 
-def measures_of(truths: dict[str, NarratedVideo],
-                predictions: dict[str, list[Sentence]]) -> Measured:
+def measures_of(truths: Truths, predictions: Narrated) -> Measured:
     """All measures, and the toy's own of its sentences."""
     with_meteor = java.java_problem() is None
     result, each, pairs = evaluate.evaluate(truths, predictions, with_meteor)
@@ -176,7 +178,7 @@ def evaluate_each(
     settings: dict,
     samples: list[data.Sample],
     make: Callable[[data.Sample], list[dict]],
-    measure: Callable[[dict[str, list[dict]]], Measured],
+    measure: Callable[[RowsByVideo], Measured],
 ) -> None:
     """Make rows of each video, and print the measures of all. BadData at the end if some could not
     be made.
@@ -276,7 +278,7 @@ def run_stream(args: argparse.Namespace):
         return evaluate.self_conditioned(narrator, sample, vision, args.static, context,
                                          args.lookahead)
 
-    def measure(rows: dict[str, list[dict]]) -> Measured:
+    def measure(rows: RowsByVideo) -> Measured:
         predictions = {name: evaluate.to_predictions(rows[name]) for name in rows}
         return measures_of({name: truths[name] for name in rows}, predictions)
 
@@ -307,7 +309,7 @@ def run_teacher(args: argparse.Namespace):
     evaluate_each(args, settings, samples, score, means_of)
 
 
-def means_of(rows: dict[str, list[dict]]) -> Measured:
+def means_of(rows: RowsByVideo) -> Measured:
     """The number of videos and the mean of each measure, and the measures of each video."""
     each = {name: row for name, (row,) in rows.items()}
     means = {"videos": len(each)}
@@ -332,11 +334,9 @@ def how_memory_differs(narrator: nar.Narrator, x: Tensor,
         _, memory = memory
     memory = memory[0].float()                                          # [N, M, D]
     size = memory.square().mean()
-    of_tokens = memory - memory.mean(1, keepdim=True)
-    of_read_outs = memory - memory.mean(0)
     return {
-        "tokens_differ": (of_tokens.square().mean() / size).item(),
-        "read_outs_differ": (of_read_outs.square().mean() / size).item(),
+        "tokens_differ": (memory.var(1, correction=0).mean() / size).item(),
+        "read_outs_differ": (memory.var(0, correction=0).mean() / size).item(),
     }
 
 

@@ -1,6 +1,4 @@
 """What is told of each Decision of a stream: a row of --trace, a line of --explain."""
-from __future__ import annotations
-
 from itertools import groupby
 from textwrap import fill
 

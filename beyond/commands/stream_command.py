@@ -1,6 +1,4 @@
 """python stream.py: narrate videos, features and cameras from the command line."""
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -2,7 +2,7 @@
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -18,8 +18,8 @@ from support.common.disk import check_apart, check_writable
 from support.common.errors import BadData, command_line
 from support.common.locks import locked
 from support.common.options import (
-    DATASETS, DEFAULT_MODEL, FILES, Parser, add_settings, dataset_folder, needs_of,
-    refuse_without_effect,
+    DATASETS, DEFAULT_MODEL, FILES, Parser, add_settings, dataset_folder, names_of,
+    needs_of, refuse_without_effect,
 )
 from support.common.processes import process_group, together
 from support.common.progress import say, say_as_one
@@ -32,7 +32,7 @@ from support.engine.registry import NARRATORS
 from beyond.training.run import Run, begin_together, recompute_activations
 from beyond.training.options import FurtherOptions, RunOptions, ToyOptions
 from support.engine.first_weights import first_weights
-from support.files.features import encoder_mark
+from support.files.features import Header, encoder_mark
 from beyond.training.card import write_card
 from beyond.training.late import late
 from beyond.training.learned import tell_learned
@@ -128,8 +128,7 @@ def options_from(**given) -> Options:
         if values.get(name):
             values[name] = portable_path(values[name])
 
-    of_training = {f.name for f in fields(Options)}
-    narrator = {name: values.pop(name) for name in values.keys() - of_training}
+    narrator = {name: values.pop(name) for name in values.keys() - names_of(Options)}
     if given.get("init"):
         narrator = {name: narrator[name] for name in narrator if name in given}
     else:
@@ -289,7 +288,7 @@ def steps_to_validation(options: Options, videos: int) -> int:
     return steps_per_epoch * max(1, round(options.epochs / 10))
 
 
-def look_through(narrator: Narrator, header: dict[str, str], options: Options) -> None:
+def look_through(narrator: Narrator, header: Header, options: Options) -> None:
     """The vision model of a new narrator is that of the features. --vision says where it is.
 
     header      what the features say of it

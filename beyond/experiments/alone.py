@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from beyond.baselines.memories import MEMORIES
+from beyond.baselines.memories import MEMORIES, Projected
 from clam import CLAM
 from narrator import VisionEncoder
 from support.common.errors import command_line
@@ -35,7 +35,7 @@ EACH = 32                       # tokens of each place with each thing
 class MeanOfTied(CLAM):
     """The control: keys times a constant, the mean of 1 - G of each channel over all tokens."""
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor) -> Projected:
         k, v, log_gate = super().project(x)
         return -torch.expm1(log_gate).mean((0, 1)) * k, v, log_gate
 

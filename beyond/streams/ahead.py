@@ -9,7 +9,6 @@
 those of stream.py, once for each frame and each word. With one frame and no guessed words it is the
 plain form (`stream.py --explain`).
 """
-from __future__ import annotations
 
 import math
 from collections import deque
@@ -44,14 +43,16 @@ class GrowingCache(Cache):
 
     @property
     def keys(self) -> dict[int, Tensor]:
-        """Those of the tokens, without what was read ahead: views."""
-        left = len(self.tokens.ids)
-        return {layer: keys[:, :, :left] for layer, (keys, _) in self.buffers.items()}
+        return self.views(0)
 
     @property
     def values(self) -> dict[int, Tensor]:
+        return self.views(1)
+
+    def views(self, which: int) -> dict[int, Tensor]:
+        """Of each layer, the keys (0) or values (1) of the tokens, without what was read ahead."""
         left = len(self.tokens.ids)
-        return {layer: values[:, :, :left] for layer, (_, values) in self.buffers.items()}
+        return {layer: buffers[which][:, :, :left] for layer, buffers in self.buffers.items()}
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_, **__) -> tuple[Tensor, Tensor]:
         new = self.old + keys.shape[2]

@@ -22,8 +22,6 @@ had begun k narrations ago. Their distances to each other stay, and their distan
 becomes one that was trained. A key carries the rotation of its position. Rotations add, so a moved
 key only needs the rotation of the difference.
 """
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator

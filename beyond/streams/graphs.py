@@ -8,8 +8,6 @@ and the next pass writes over it.
 
 Elsewhere than on CUDA the same passes are computed without graphs: so they are tested.
 """
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 

@@ -1,6 +1,4 @@
 """The inputs of a command line, and the files to which their narrations go."""
-from __future__ import annotations
-
 import os
 from argparse import Namespace
 from collections.abc import Iterator

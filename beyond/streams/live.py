@@ -13,8 +13,6 @@ comes, the oldest is dropped. A decoder that is slower than its stream goes on a
 comes before its time, as the segments of a playlist do, is given at the pace of the stream's clock.
 While no pictures come there are none: no black ones, and none twice.
 """
-from __future__ import annotations
-
 import sys
 import time
 from argparse import ArgumentTypeError

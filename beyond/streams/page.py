@@ -9,8 +9,6 @@ its sentences it shows p([SKIP]) and the context of every frame: prompt, kept se
 tokens, frames of the segment; of the toy's kitchens, what the memory knows (toy/places.py). A small
 video is in the page, as a copy that is smaller still; a larger one has to be beside it.
 """
-from __future__ import annotations
-
 import base64
 import gzip
 import html

@@ -1,8 +1,6 @@
 """Keys that are moved to other positions than those at which they were fed, where the positions of a
 stream without end are turned back (bounds.py).
 """
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -12,8 +12,6 @@ Read only, and for this machine only: the server listens at 127.0.0.1. The Host 
 too, because a foreign page could give its own name this address. And what a browser says of where a
 request comes from must be this page: no other one may show the camera.
 """
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,6 +1,4 @@
 """Timed sentences as files: JSONL, SubRip (.srt), WebVTT (.vtt), and the trace of every frame."""
-from __future__ import annotations
-
 import json
 import os
 from contextlib import AbstractContextManager, suppress

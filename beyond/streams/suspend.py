@@ -21,8 +21,6 @@ language model or vision model, or with other settings that shape the cache. Eac
 The format is safetensors, with the numbers as JSON in the metadata; no pickle. A digest of
 everything shows damage.
 """
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterable, Iterator

@@ -2,7 +2,7 @@
 from any frame, so that a narrator cannot learn by heart after how many frames to speak.
 """
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import narrator as nar
+from beyond.training.late import VideosOf
 from data import Sample
 from support.files.sentences import Sentence, frame_at, time_of
 from train import Example, Read, order, read_example
@@ -64,7 +65,7 @@ def from_anywhere(
     layout: nar.Layout,
     batch: int,
     seed: int,
-) -> Callable[[int], list[Read]]:
+) -> VideosOf:
     """As `train.in_order`, each video from a frame that is drawn anew for each step."""
     def videos_of(step: int) -> list[Read]:
         chance = random.Random(f"starts {seed} {step}")

@@ -14,6 +14,9 @@ import narrator as nar
 from train import Example, Read
 
 
+VideosOf = Callable[[int], list[Read]]          # the number of a step -> its videos
+
+
 class Past(NamedTuple):
     """What came before a video."""
     state: object              # of the memory, S_t; None: the initial one
@@ -50,11 +53,11 @@ class LateExample(Example):
 
 
 def late(
-    videos_of: Callable[[int], list[Read]],
+    videos_of: VideosOf,
     videos: Sequence[Read],
     share: float,
     seed: int,
-) -> Callable[[int], list[Read]]:
+) -> VideosOf:
     """`videos_of`, of whose videos a share (--long) come after one to three others of `videos`, and
     whose positions have advanced by 1 to 100,000 (log-uniform).
     """

@@ -3,8 +3,6 @@ from which it goes on, the log and the loss curve.
 
 No section of the paper, and nothing about narrators.
 """
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -35,10 +33,8 @@ from beyond.training.options import RunOptions
 
 def recompute_activations(llm: nn.Module) -> None:
     """The backward pass computes the activations of layers anew: less memory, more time."""
-    # its name up to transformers 5.17 is not in version 6
-    enable = getattr(llm, "activation_checkpointing_enable", None)
-    if enable is None:
-        enable = llm.gradient_checkpointing_enable
+    # up to transformers 5.17 it has the second name
+    enable = getattr(llm, "activation_checkpointing_enable", llm.gradient_checkpointing_enable)
     enable({"use_reentrant": False})
 
 

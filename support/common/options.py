@@ -108,6 +108,11 @@ def kinds_of(table: type) -> dict[str, tuple]:
     return {name: get_args(kind) or (kind,) for name, kind in get_type_hints(table).items()}
 
 
+def names_of(table: type) -> set[str]:
+    """The names of all settings of a dataclass."""
+    return {f.name for f in fields(table)}
+
+
 def flag_of(name: str, value=None) -> str:
     """How an option is written: val_limit -> --val-limit, and prune = False -> --no-prune."""
     words = name.replace("_", "-")
@@ -239,7 +244,7 @@ def trigger_has(args: Namespace) -> dict[str, bool]:
 
 def settings_given(args: Namespace, config: type) -> dict:
     """The settings of a narrator (narrator.py: Config) that a command line gives."""
-    names = {f.name for f in fields(config)}
+    names = names_of(config)
     given = {name: value for name, value in vars(args).items() if name in names}
     if "theta" in given and getattr(args, "static", False):
         given["theta_low"] = given["theta"]     # it is not used, and must not be above theta

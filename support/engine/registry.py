@@ -1,9 +1,8 @@
 """Which settings a narrator can have, and which class it then is. narrator.py and beyond/baselines/
 fill the table when they are imported.
 """
-from dataclasses import fields
-
 from support.common.errors import BadData
+from support.common.options import names_of
 
 # The classes of narrators, by the classes of their settings; the paper's is the first.
 NARRATORS: dict[type, type] = {}
@@ -12,11 +11,10 @@ NARRATORS: dict[type, type] = {}
 def make_config(**given):
     """Settings by name (narrator.py: Config). BadData if one is unknown or wrong."""
     for config_class in NARRATORS:
-        names = {field.name for field in fields(config_class)}
-        if given.keys() <= names:
+        if given.keys() <= names_of(config_class):
             return config_class(**given)
     paper, *_ = NARRATORS
-    unknown = sorted(given.keys() - {field.name for field in fields(paper)})
+    unknown = sorted(given.keys() - names_of(paper))
     raise BadData(f"no narrator has the settings {', '.join(unknown)} together (those of baselines "
                   f"are known after `import beyond.baselines`)")
 

@@ -34,14 +34,12 @@ SPLITS_OF = {
     "egoexo4d": ("train", "val"),
     "ek100": ("train", "val"),
 }
-PUBLISHED_FILES = {
-    "ego4d": "refined_narration_stream_{split}.json",
-    "egoexo4d": "refined_egocentric_atomic_descriptions_gpt_{split}.json",
-    "ek100": "refined_{split}_narrations.json",
-}
-RAW_FILES = {
-    "ego4d": "all_narrations_redacted.json",
-    "egoexo4d": "atomic_descriptions_{split}.json",
+# the published file of each data set; and its raw one, where that will do
+FILES_OF = {
+    "ego4d": ("refined_narration_stream_{split}.json", "all_narrations_redacted.json"),
+    "egoexo4d": ("refined_egocentric_atomic_descriptions_gpt_{split}.json",
+                 "atomic_descriptions_{split}.json"),
+    "ek100": ("refined_{split}_narrations.json",),
 }
 # where the raw files are had, and what else they need, for errors
 OWNERS = {
@@ -57,6 +55,11 @@ BENCHMARKS = {"goalstep": "videos", "fho_lta": "clips", "nlq": "videos", "moment
               "av": "videos", "fho_oscc-pnr": "clips", "fho_sta": "annotations", "vq": "videos"}
 
 
+def files_of(name: str, split: str) -> list[str]:
+    """The published file of a data set, and its raw one, if that will do."""
+    return [file.format(split=split) for file in FILES_OF[name]]
+
+
 def find_annotations(root: Path, *names: str) -> Path | None:
     """The first of the named files that exists in root/annotations, root or root/v2/annotations."""
     for name in names:
@@ -68,11 +71,10 @@ def find_annotations(root: Path, *names: str) -> Path | None:
 
 def what_to_download(name: str, root: Path, split: str) -> NotDownloaded:
     """The error if a data set has no annotations: the files to get, and the place to put them."""
-    published = PUBLISHED_FILES[name].format(split=split)
+    published, *others = files_of(name, split)
     raw = ""
-    if name in RAW_FILES:
-        file = RAW_FILES[name].format(split=split)
-        raw = f",\n               or {file} from {OWNERS[name]}"
+    if others:
+        raw = f",\n               or {others[0]} from {OWNERS[name]}"
     features = root / "features_metadata.json"
     if features.is_file():
         needed = f"{features} is there"
@@ -222,10 +224,7 @@ def every_annotator(name: str, root: Path, split: str, notes: Notes) -> Iterator
     """
     if split not in SPLITS_OF[name]:
         raise BadData(f"{name} has no split {split!r}; choose one of {', '.join(SPLITS_OF[name])}")
-    published = PUBLISHED_FILES[name].format(split=split)
-    files = [published]
-    if name in RAW_FILES:
-        files.append(RAW_FILES[name].format(split=split))
+    files = files_of(name, split)
     path = find_annotations(root, *files)
     if path is None:
         raise what_to_download(name, root, split)
@@ -236,7 +235,7 @@ def every_annotator(name: str, root: Path, split: str, notes: Notes) -> Iterator
             rows_of = {video: {"0": rows} for video, rows in content.items()}
         elif name == "egoexo4d":               # the raw file has more beside the annotations
             rows_of = egoexo4d(content.get("annotations", content), notes)
-        elif path.name == published:           # {video: {annotator: [{"time", "text"}]}}
+        elif path.name == files[0]:            # {video: {annotator: [{"time", "text"}]}}
             rows_of = content
         else:
             of_split = ego4d_split(root, split, content.get("videos", content))

@@ -13,11 +13,11 @@ from support.common.locks import Locked, locked
 from support.common.marks import digest_of, digest_of_file, refuse_if_changed, what_differs
 from support.common.processes import KnownToAll, check_equal, in_shares, my_share, together
 from support.common.progress import progress, say
-from support.files.features import encode_batches, read_header
+from support.files.features import Header, encode_batches, read_header
 from support.files.video import Video
 
 
-def encode_videos(videos: list[str], output: Path, load: Callable, settings: dict[str, str],
+def encode_videos(videos: list[str], output: Path, load: Callable, settings: Header,
                   vision: str, batch: int, renew: bool = False) -> None:
     """Write the features of videos, one bf16 file per video.
 
@@ -78,8 +78,8 @@ class UnreadableVideo(BadData):
     """A video that cannot be encoded; others can."""
 
 
-def encode_video(source: str, features: Path, encoder: Callable, header: dict[str, str],
-                 batch: int) -> None:
+def encode_video(source: str, features: Path, encoder: Callable, header: Header, batch: int,
+                 ) -> None:
     """Write the features of one video. A thread decodes while the encoder works."""
     fps = float(header["fps"])
     try:
@@ -93,7 +93,7 @@ def encode_video(source: str, features: Path, encoder: Callable, header: dict[st
     write_tensors(features, {"features": x}, header | {"duration": str(len(x) / fps)})
 
 
-def is_made(features: Path, wanted: dict[str, str], renew: bool) -> bool:
+def is_made(features: Path, wanted: Header, renew: bool) -> bool:
     """Whether a file of features exists and has the wanted header.
 
     Raises BadData if it is damaged, or (without `renew`) has another header.

@@ -28,6 +28,9 @@ from support.common.text import listed
 from support.files.sources import Source
 from support.files.video import Video
 
+Header = dict[str, str]
+Encode = Callable[[Tensor], Tensor]            # pictures, uint8 [B, H, W, 3] -> [B, J, D]
+
 # ------------------------------------------------------------------------------------------- files
 
 
@@ -35,7 +38,7 @@ READ = "what is read is .safetensors, or .pt with one tensor [frames, tokens, wi
 
 
 @contextmanager
-def open_features(path: Path, name: str | None = None) -> Iterator[tuple[Tensor, dict[str, str]]]:
+def open_features(path: Path, name: str | None = None) -> Iterator[tuple[Tensor, Header]]:
     """Open a file of features -> (features [T, J, D], what the file says of itself).
 
     The features are a view of the file: what is not used is not read. Only files of `data.py
@@ -93,7 +96,7 @@ def check_fit(name: str, fps: float, shape: Sequence[int] | None, config) -> Non
                           f"{config.vision}")
 
 
-def encoder_mark(header: dict[str, str], config, what: str = "the features") -> str | None:
+def encoder_mark(header: Header, config, what: str = "the features") -> str | None:
     """The mark of the vision model that made features and through which the narrator looks, as far
     as it is known. BadData if these are two, by their marks, or else by the last part of their names.
 
@@ -150,7 +153,7 @@ def check_inputs(sources: list[Source]) -> None:
     raise first_problem
 
 
-def open_frames(source: Source, config, encode: Callable[[Tensor], Tensor], batch: int = 1,
+def open_frames(source: Source, config, encode: Encode, batch: int = 1,
                 largest: int | None = None, open_video: Callable = Video,
                 skip: int = 0) -> tuple[Iterator[Tensor], int | None, Video | None]:
     """Open a video or a feature file -> (frame tokens, number of frames, video).
@@ -179,8 +182,8 @@ def open_frames(source: Source, config, encode: Callable[[Tensor], Tensor], batc
     return islice(frames, skip - skipped, None), video.frames, video
 
 
-def encode_pictures(pictures: Iterable[np.ndarray], vision: Callable[[Tensor], Tensor],
-                    batch: int = 1) -> Iterator[Tensor]:
+def encode_pictures(pictures: Iterable[np.ndarray], vision: Encode, batch: int = 1,
+                    ) -> Iterator[Tensor]:
     """Frame tokens [J, D] of each picture (uint8 [H, W, 3], all of one size).
 
     vision      uint8 [B, H, W, 3] -> [B, J, D]
@@ -190,8 +193,8 @@ def encode_pictures(pictures: Iterable[np.ndarray], vision: Callable[[Tensor], T
         yield from x
 
 
-def encode_batches(pictures: Iterable[np.ndarray], vision: Callable[[Tensor], Tensor],
-                   batch: int) -> Iterator[Tensor]:
+def encode_batches(pictures: Iterable[np.ndarray], vision: Encode, batch: int,
+                   ) -> Iterator[Tensor]:
     """The same, a batch at a time [B, J, D]: on a GPU, one copy there and one back."""
     pictures = iter(pictures)
     while chunk := list(islice(pictures, batch)):
@@ -221,7 +224,7 @@ class Features:
     frames: int | None = None                  # number of frames in the file
 
     @cached_property
-    def about(self) -> tuple[dict[str, str], tuple[int, ...]]:
+    def about(self) -> tuple[Header, tuple[int, ...]]:
         """What the file says of itself, and [T, J, D]: it is opened once, and no frame is read."""
         with open_features(self.path) as (x, header):
             rows = len(x)
@@ -235,7 +238,7 @@ class Features:
         return header, tuple(x.shape)
 
     @property
-    def header(self) -> dict[str, str]:
+    def header(self) -> Header:
         return self.about[0]
 
     @property

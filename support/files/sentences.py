@@ -20,6 +20,9 @@ class Sentence:
     text: str
 
 
+Placed = list[tuple[int, Sentence]]            # (frame, sentence), in order of time
+
+
 @dataclass
 class NarratedVideo:
     """A video, or a part of one, with the sentences of each annotator, sorted by time."""
@@ -83,7 +86,7 @@ def assign_frames(
     fps: float,
     notes: Notes,
     frames_in_file: float = inf,
-) -> list[tuple[int, Sentence]]:
+) -> Placed:
     """Sentences, sorted -> [(frame, sentence)], frames strictly increasing.
 
     Frames are numbered as in the feature file. Each sentence is placed at the first frame that is
@@ -110,10 +113,10 @@ def assign_frames(
 
 
 def one_frame_each(
-    placed: list[tuple[int, Sentence]],
+    placed: Placed,
     last: int,
     notes: Notes,
-) -> list[tuple[int, Sentence]]:
+) -> Placed:
     """[(frame, sentence)] in order of time -> the same, frames strictly increasing up to `last`.
 
     If two sentences share a frame, the second moves to the next frame. The first one beyond the
@@ -141,6 +144,6 @@ def one_frame_each(
     return on_frames
 
 
-def at_frames(placed: list[tuple[int, Sentence]], fps: float) -> list[Sentence]:
+def at_frames(placed: Placed, fps: float) -> list[Sentence]:
     """Sentences at the ends of the frames on which they were placed."""
     return [Sentence(time_of(frame, fps), sentence.text) for frame, sentence in placed]
