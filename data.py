@@ -259,8 +259,11 @@ def interval_sample(interval: NarratedVideo, features: Features, notes: Notes) -
         raise BadData(f"{features.path}, video {interval.video}: ends before its narrations begin "
                       f"({interval.start} s)")
     end = (interval.first + num_frames) / FPS
+    times = [sentence.time for sentences in interval.annotators for sentence in sentences]
     notes.add("narrations beyond the end of their features, which cannot be found",
-              sum(sentence.time > end for rows in interval.annotators for sentence in rows))
+              sum(time > end for time in times))
+    notes.add("narrations before their interval, which cannot be found",
+              sum(time < interval.start for time in times))
     return Sample(
         interval.annotators,
         interval.origin,

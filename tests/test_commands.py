@@ -70,6 +70,8 @@ CANNOT_WORK = [
     ("stream.py toys/a.mp4 --serve --state s", "--serve with --state needs --jsonl FILE"),
     ("stream.py lavfi:testsrc --lookahead 2", "are for recordings; lavfi:testsrc is live"),
     ("stream.py lavfi:testsrc camera", "start a process for each"),
+    ("stream.py toys/a.mp4 --explain --lookahead 2", "--explain shows one frame a pass"),
+    ("evaluate.py teacher --data toy --output new --per-video new/settings.json", "is given twice"),
     ("stream.py toys/a.mp4 http://u:SECRET@127.0.0.1/a.mp4", "http://127.0.0.1/...: is no file"),
 ]
 # A command, and what an option can need that it has not.

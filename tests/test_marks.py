@@ -52,8 +52,7 @@ def made(tmp_path_factory):
     (at / "unmarked" / "narrator.json").write_text(json.dumps(settings))
     for seed, name in enumerate("ab"):
         data_command.write_toy(seed, 0.1, at / "own" / f"{name}.mp4")
-    assert call(data_command, ["encode", "--data", str(at / "own"), "--model",
-                               str(at / "narrator")])[0] == 0
+    assert call(data_command, ["encode", "--data", str(at / "own"), "--model", str(at / "narrator")])[0] == 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.Run, "write", Mock(side_effect=BadData("it ends after a step")))
         code, said = call(train_command, [*map(str, command("train --resume", at)[1][:-1])])
@@ -133,8 +132,7 @@ def test_what_was_replaced_is_refused(made, tmp_path, no_java, name, replace, na
 
 def test_the_same_in_another_place_is_taken(made, tmp_path, no_java):
     shutil.copytree(made, tmp_path / "at")
-    for name in ("encode", "stream of features", "stream --state", "evaluate --output",
-                 "train --resume"):
+    for name in ("encode", "stream of features", "stream --state", "evaluate --output", "train --resume"):
         code, said = run(name, tmp_path / "at")
         assert code == 0, said
 

@@ -83,6 +83,7 @@ class TokenBank(nn.Module):
         """All read-outs of x [B, L, D] after read_at [B, N] tokens: the memory tokens [B, N, M, D],
         and the last state.
         """
+        assert len(x) == len(read_at), "each video has its own read-outs"
         if state is None:
             state = self.initial_state(len(x)).to(x.device)
         ends = read_at.unique()                                         # of all videos, in order

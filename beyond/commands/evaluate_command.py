@@ -245,7 +245,8 @@ def check_outputs(args: argparse.Namespace) -> None:
     """BadData if they cannot be written, or would destroy what is read: before anything is loaded."""
     root = dataset_folder(args.data, args.root)
     models = [args.model, getattr(args, "llm", None), getattr(args, "vision", None)]
-    check_apart([*models, root, root / "annotations", root / "features"],
+    kept = [Path(args.output or KEPT) / name for name in ("settings.json", "predictions", "videos")]
+    check_apart([*models, *kept, root, root / "annotations", root / "features"],
                 [args.per_video, args.output])
     check_not_narrations(args.per_video)
     check_writable(args.per_video, Path(args.output) / "settings.json" if args.output else None)

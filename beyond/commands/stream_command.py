@@ -226,6 +226,8 @@ def check_options(args: argparse.Namespace) -> None:
                       "earlier sentences from there")
     if first.is_live and (args.pace or (args.lookahead or 1) > 1):
         raise BadData(f"--pace and --lookahead are for recordings; {first} is live")
+    if args.explain and (args.lookahead or 1) > 1:
+        raise BadData("--explain shows one frame a pass, and --lookahead reads several")
     if first.kind in ("video", "features"):
         check_inputs(args.input)
 

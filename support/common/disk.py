@@ -1,4 +1,5 @@
 """Files that are written whole or not at all, and read with clear errors."""
+import errno
 import glob
 import json
 import os
@@ -23,8 +24,10 @@ def naming(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # errors of other files name them, and those of libraries and pipes have types of their own
-        if type(error) is not OSError or error.filename:
+        # errors of other files name them, and those of libraries and pipes have types of their own;
+        # where the disk is full, it is this file's, under whatever name
+        is_other = type(error) is not OSError or error.filename
+        if is_other and error.errno != errno.ENOSPC:
             raise
         raise BadData(f"{path}: cannot be written ({error.strerror}); is there room?") from error
 

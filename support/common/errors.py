@@ -46,11 +46,12 @@ def command_line(main: Callable[[], None]) -> None:
     tqdm.set_lock(RLock())
     with redirect_stderr(sys.stderr and Log(sys.stderr)):
         code = exit_code(main)
-    if sys.stderr is not None:
-        try:
-            sys.stderr.flush()
-        except OSError:
-            drop(sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:                           # it is closed: python ... >&-
+            try:
+                stream.flush()
+            except OSError:
+                drop(stream)
     if ends_at_once:
         os._exit(code)
     sys.exit(code)

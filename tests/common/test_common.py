@@ -36,8 +36,7 @@ needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /d
 
 
 @pytest.mark.parametrize("error, code, line", [
-    (None, 0, ""),
-    (BadData("two\nlines of a\x1b[31mred.mp4"), 1, "error: two lines of a[31mred.mp4\n"),
+    (None, 0, ""), (BadData("two\nlines of a\x1b[31mred.mp4"), 1, "error: two lines of a[31mred.mp4\n"),
     (NotDownloaded("two\nlines"), 1, "error: two\nlines\n"),
     (RuntimeError("[enforce fail] you tried to allocate memory\nat"), 1,
      "error: out of memory ([enforce fail] you tried to allocate memory); "

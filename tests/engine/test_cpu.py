@@ -102,8 +102,7 @@ print((resident() - before) / weights)
 @packs
 def test_packed_weights_are_held_once():
     """What the weights before them took is given back to the system. (240 MB)"""
-    done = subprocess.run([sys.executable, "-c", PACKS], cwd=ROOT, capture_output=True, text=True,
-                          timeout=200)
+    done = subprocess.run([sys.executable, "-c", PACKS], cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert 0.9 < float(done.stdout) < 1.1
 

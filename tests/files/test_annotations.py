@@ -261,8 +261,7 @@ def test_a_row_too_few_loses_no_narration(tmp_path):
 
 def test_times_that_no_video_has_are_refused(tmp_path, capsys):
     rows = [{"time": 1000 * time, "text": f"You open door {time}."} for time in range(1, 9)]
-    write(tmp_path / "annotations/refined_narration_stream_train.json",
-          {video: {"a": rows} for video in "vw"})
+    write(tmp_path / "annotations/refined_narration_stream_train.json", {video: {"a": rows} for video in "vw"})
     features(tmp_path, {"v": 20, "w": 20})
     with pytest.raises(BadData, match="14 narrations are beyond .* 2 within; .* in milliseconds"):
         samples("ego4d", tmp_path)
@@ -324,7 +323,7 @@ def test_streaming_samples(tmp_path, name):
         assert sample.origin == origin
 
 
-def test_intervals_of_the_same_frames_have_names_of_their_own(tmp_path):
+def test_intervals_of_the_same_frames_have_names_of_their_own(tmp_path, capsys):
     said = {"a": {"narration": [{"time": 3.0, "text": "You cut."}]}}
     times = ("1.77, 8.81", "1.87, 8.71", "1.6, 8.9", "2, 8.81")
     write(tmp_path / "segment_summaries.json", {"v": dict.fromkeys(times, said)})
@@ -332,6 +331,9 @@ def test_intervals_of_the_same_frames_have_names_of_their_own(tmp_path):
     samples = data.load_dataset("ego4d", tmp_path, "val", streaming=True)
     assert [sample.start for sample in samples] == [1.77, 1.87, 1.6, 2]
     assert samples[0].name == "v_3_18" and len({sample.name for sample in samples}) == 4
+    write(tmp_path / "segment_summaries.json", {"v": {"3.5, 8": said}})
+    data.load_dataset("ego4d", tmp_path, "val", streaming=True)
+    assert "narrations before their interval, which cannot be found: 1" in capsys.readouterr().err
     for times in ("-0.5, 8", "nan, 8", "2, inf", "8, 2"):
         write(tmp_path / "segment_summaries.json", {"v": {times: said}})
         with pytest.raises(BadData, match="segment_summaries.json: expected what its owners put there"):

@@ -292,8 +292,7 @@ def test_joined_clips(tmp_path, capsys, seconds):
     count = round(10 * seconds)
     clips = []
     for k in range(0, 60, count):
-        path = record(tmp_path / "a.ts", steady(count, 10), bframes=0,
-                      picture=lambda n, k=k: picture_of(k + n))
+        path = record(tmp_path / "a.ts", steady(count, 10), bframes=0, picture=lambda n, k=k: picture_of(k + n))
         clips.append(path.read_bytes())
     (tmp_path / "c.ts").write_bytes(b"".join(clips))
     video = Video(tmp_path / "c.ts", 10)
@@ -347,8 +346,7 @@ def test_missing_segments_of_a_playlist_are_told(tmp_path, missing, capsys):
 def test_seams_of_a_playlist_are_no_damage(tmp_path):
     lines = ["#EXTM3U", "#EXT-X-TARGETDURATION:4"]
     for part in range(3):
-        record(tmp_path / f"{part}.ts", steady(40, 10), bframes=0,
-               picture=lambda k: picture_of(40 * part + k))
+        record(tmp_path / f"{part}.ts", steady(40, 10), bframes=0, picture=lambda k: picture_of(40 * part + k))
         lines += ["#EXT-X-DISCONTINUITY", "#EXTINF:4,", f"{part}.ts"]
     (tmp_path / "a.m3u8").write_text("\n".join([*lines, "#EXT-X-ENDLIST"]))
     video = Video(tmp_path / "a.m3u8")

@@ -199,8 +199,7 @@ def test_positions_are_bounded(last_k):
 @pytest.mark.parametrize("rope", ROPES)
 def test_turned_back_is_a_young_stream(rope):
     """With one layer of keys, logits are those of a stream that is k narrations old."""
-    model = tiny(llm=small("Llama", num_hidden_layers=1, rope_parameters=ROPES[rope]),
-                 memory="none", last_k=1)
+    model = tiny(llm=small("Llama", num_hidden_layers=1, rope_parameters=ROPES[rope]), memory="none", last_k=1)
     for name in ("q_proj", "k_proj"):           # attention far from uniform: places matter
         getattr(model.llm.model.layers[0].self_attn, name).base_layer.weight.data *= 30
     x, _ = video(model, 30)
