@@ -34,7 +34,7 @@ from support.engine.cpu import speed_up
 from support.files.features import encoder_mark
 from support.files.narrations import paired, read_predictions, read_truth
 from support.files.own_videos import check_not_narrations
-from support.files.predictions import Predictions
+from support.files.predictions import PARTS, Predictions
 from support.files.sentences import NarratedVideo, Notes, Sentence
 
 KEPT = Path("out/evaluations")          # where the predictions of a data set are kept
@@ -245,7 +245,7 @@ def check_outputs(args: argparse.Namespace) -> None:
     """BadData if they cannot be written, or would destroy what is read: before anything is loaded."""
     root = dataset_folder(args.data, args.root)
     models = [args.model, getattr(args, "llm", None), getattr(args, "vision", None)]
-    kept = [Path(args.output or KEPT) / name for name in ("settings.json", "predictions", "videos")]
+    kept = [Path(args.output) / name for name in PARTS] if args.output else []
     check_apart([*models, *kept, root, root / "annotations", root / "features"],
                 [args.per_video, args.output])
     check_not_narrations(args.per_video)

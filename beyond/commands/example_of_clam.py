@@ -8,7 +8,10 @@ from support.common.options import Parser
 
 def written(matrix: Tensor) -> str:
     """A matrix, row by row; or a vector."""
-    rows = [" ".join(f"{number:g}" for number in row) for row in torch.atleast_2d(matrix).tolist()]
+    rows = []
+    for row in torch.atleast_2d(matrix).tolist():
+        numbers = [f"{number:g}" for number in row]
+        rows.append(" ".join(numbers))
     return "[" + " ; ".join(rows) + "]"
 
 

@@ -131,8 +131,8 @@ def train_alone(name: str, arm: str, seed: int) -> dict[str, float]:
     with torch.no_grad():
         is_right = (scores(x).argmax(-1) == thing[:, 1:]).float()
     is_another = is_another[:, 1:]
-    return {"one": is_right[~is_another].mean().item(),
-            "another": is_right[is_another].mean().item()}
+    return {"one": round(is_right[~is_another].mean().item(), 4),
+            "another": round(is_right[is_another].mean().item(), 4)}
 
 
 def main() -> None:

@@ -144,7 +144,7 @@ class Run(AbstractContextManager):
         left = range(self.steps_done, number)
         self.bar = progress(left, self.stage, number, "step",
                             initial=self.steps_done, mininterval=1)
-        if self.saved:                                         # it may have ended within `done`
+        if self.saved:              # what came before may have ended within the last step's `done`
             self.step = self.saved - 1
             self.done(self.loss)
         for self.step in self.bar:

@@ -58,12 +58,14 @@ def rank() -> tuple[int, int]:
 
 def is_alone() -> bool:
     """Whether this process shares its work with no other one."""
-    return rank()[1] == 1
+    _, processes = rank()
+    return processes == 1
 
 
 def is_first() -> bool:
     """Whether this is the first, or only, process."""
-    return rank()[0] == 0
+    process, _ = rank()
+    return process == 0
 
 
 def under_torchrun() -> bool:

@@ -27,7 +27,7 @@ def naming(path: str | Path) -> Iterator[None]:
         # errors of other files name them, and those of libraries and pipes have types of their own;
         # where the disk is full, it is this file's, under whatever name
         is_other = type(error) is not OSError or error.filename
-        if is_other and error.errno != errno.ENOSPC:
+        if is_other and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise BadData(f"{path}: cannot be written ({error.strerror}); is there room?") from error
 

@@ -75,7 +75,7 @@ def exit_code(main: Callable[[], None]) -> int:
         drop(sys.stdout)
         code = 141
     except KeyboardInterrupt:
-        for number in ENDING:                            # a second one, too, comes to its end
+        for number in ENDING:                            # a second signal does not break off the end
             signal.signal(number, lambda *_: None)
         message = "interrupted"
         code = 130

@@ -15,6 +15,8 @@ from support.common.errors import BadData
 from support.common.locks import locked
 from support.common.marks import refuse_if_changed
 
+PARTS = ("settings.json", "predictions", "videos")      # of the folder, see above
+
 
 class Predictions:
     """Rows (for JSON) by the name of their video.

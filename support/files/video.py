@@ -184,8 +184,7 @@ class Video:
         """Print what is to be known of the file in one line on stderr; after an iteration."""
         problems = []
         if self._tracks > 1:
-            problems.append("of several video tracks, the one marked as default was read, or else the "
-                            "first")
+            problems.append("of several video tracks, the one marked as default was read, or the first")
         if self._timeless > TIMELESS or not self._has_times:
             problems.append(f"its pictures have no time of their own, {1 / self._step:g} a second are "
                             f"assumed (--source-option framerate=N, if the file has no times)")

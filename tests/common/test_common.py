@@ -53,15 +53,18 @@ def test_exit_codes(capsys, error, code, line):
         command_line(lambda: 1 / 0)
 
 
-def test_an_end_at_once_leaves_no_semaphore():
-    """Python says so where processes are not forked: on macOS, and on Linux from 3.14 on."""
+def test_an_end_at_once_leaves_no_semaphore_and_loses_no_line():
+    """Python says so where processes are not forked: on macOS, and on Linux from 3.14 on. What is
+    printed waits in a buffer where it goes to a pipe."""
     code = ("import multiprocessing, support.common.errors as errors\n"
             "from support.common.progress import say\n"
             "multiprocessing.set_start_method('spawn')\n"
             "errors.end_at_once()\n"
-            "errors.command_line(lambda: say('said'))")
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert run.stderr == "said\n"
+            "def main():\n    say('said')\n    print('told')\n    raise errors.BadData('no')\n"
+            "errors.command_line(main)")
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+                         env=os.environ | {"PYTHONUNBUFFERED": ""})
+    assert (run.stdout, run.stderr) == ("told\n", "said\nerror: no\n")
 
 
 def run_code(main: str, **how) -> subprocess.CompletedProcess:

@@ -22,7 +22,7 @@ from beyond.streams.inputs import Input
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from support.files.sources import source_of
-from support.files.video import Video, small_copy, write_video
+from support.files.video import Video, small_copy
 from toy.places import kitchen_of
 from toy.world import PLACES, Kitchen, name_of_thing
 from test_commands import call
@@ -157,8 +157,6 @@ def test_command_line(kitchen, said, tmp_path, monkeypatch):
 
     assert run(tmp_path / "none.mp4", jsonl, "-o", page) == 1
     assert run(jsonl, jsonl, "-o", page) == 1               # no video
-    write_video(tmp_path / "short.mp4", 10 * [np.zeros((48, 64, 3), np.uint8)], 2)
-    assert run(tmp_path / "short.mp4", jsonl, "-o", page) == 1
     assert run(KITCHEN, jsonl, "-o", jsonl) == 1
     assert run(KITCHEN) == 2
 
